@@ -166,7 +166,7 @@ class Engine:
         self._corpus: TextIndex | None = None
         if corpus is not None:
             vocab_size = self._config.decoder.vocab_size
-            texts = corpus_lib.searched(corpus, batch.tokenizer, vocab_size, setting, lookahead == "auto")
+            texts = corpus_lib.searched(corpus, batch.tokenizer, vocab_size, setting, lookahead)
             if texts is not None:
                 self._config = dataclasses.replace(self._config, lookahead=lookahead_lib.with_corpus(setting))
                 index, on_mesh = texts.on_device, self._config.mesh

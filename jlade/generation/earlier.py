@@ -36,8 +36,7 @@ def check(
     sources: dict[str, State] = {}
     corpus: TextIndex | None = None
     if options.corpus is not None:
-        is_auto = options.lookahead == "auto"
-        texts = corpus_lib.searched(options.corpus, options.tokenizer, vocab_size, lookahead, is_auto)
+        texts = corpus_lib.searched(options.corpus, options.tokenizer, vocab_size, lookahead, options.lookahead)
         if texts is not None:
             corpus = texts.on_device
             if "recycled" in lookahead.reach:

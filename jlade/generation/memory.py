@@ -72,9 +72,8 @@ def of_request(params: Params, request: DecodeRequest, free: int) -> str:
 def of_rows(row_bytes: int, num_rows: int, capacity: int, free: int) -> str:
     """Returns the memory of the rows of an engine, and the number of rows that would fit."""
     return (
-        f"{num_rows} rows of {capacity} tokens take {decimal(num_rows * row_bytes)}, and the prefixes that are kept as "
-        f"much by default; {min(num_rows, free // row_bytes)} rows would fit. Lower max_sequences, capacity or "
-        f"prefix_memory"
+        f"{num_rows} rows of {capacity} tokens take {decimal(num_rows * row_bytes)}; "
+        f"{min(num_rows, free // row_bytes)} rows would fit. Lower max_sequences, capacity or cache_tokens"
     )
 
 

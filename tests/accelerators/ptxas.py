@@ -37,6 +37,7 @@ class Case:
     kv_dtype: str | None = None
     window: int | None = None
     cap: float | None = None
+    page_size: int | None = None  # of a cache in pages
     chunk: int = hopper.CHUNK
     slots: int = hopper.SLOTS
 
@@ -45,7 +46,10 @@ class Case:
         hopper.CHUNK, hopper.SLOTS = self.chunk, self.slots
         kv_heads, capacity = 8, 1024 + 8 * index  # equal kernels are compiled once, and reported once
         block = self.batch_size, self.block_size, kv_heads, self.head_dim
-        cache = self.batch_size, kv_heads, capacity, self.head_dim
+        number, entries = self.batch_size, capacity
+        if self.page_size is not None:
+            number, entries = 33 + index, self.page_size
+        cache = number, kv_heads, entries, self.head_dim
         queries = self.batch_size, self.block_size, kv_heads * self.group, self.head_dim
         of_keys = self.dtype if self.kv_dtype is None else kv_rounding.STORED[self.kv_dtype]
         arrays = [
@@ -59,7 +63,11 @@ class Case:
         mask = jax.ShapeDtypeStruct((self.num_masks, self.block_size, self.block_size), bool)
         (device,), _ = targets.find("h100")
         attend = functools.partial(hopper.attend, window=self.window, cap=self.cap)
-        return targets.compile_for(device, attend, Operands(*arrays, length, mask, positions, None, *scales))
+        operands = Operands(*arrays, length, mask, positions, None, *scales)
+        if self.page_size is not None:
+            table = jax.ShapeDtypeStruct((self.batch_size, 8), jnp.int32)
+            operands = operands._replace(table=table)
+        return targets.compile_for(device, attend, operands)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,11 @@ CASES = [
     *(Case(head_dim, 60, group=2, kv_dtype="float8_e4m3fn") for head_dim in (16, 48, 64, 96, 128)),
     *(Case(128, 128, 4, dtype="float16", kv_dtype=kv_dtype) for kv_dtype in DTYPES),
     *(Case(128, 128, 4, kv_dtype=kv_dtype, window=512, cap=50.0) for kv_dtype in DTYPES),
+    *(
+        Case(128, block_size, batch_size=4, page_size=128, kv_dtype=kv)
+        for block_size in (1, 120)
+        for kv in (None, "int8")
+    ),
     *(Case(*sizes, window=512, cap=50.0) for sizes in ((64, 60, 8), (128, 1, 1), (128, 60, 2), (128, 128, 4))),
 ]
 EXPERTS = [

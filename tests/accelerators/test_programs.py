@@ -22,7 +22,9 @@ from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
 from jlade.inspection.programs import Programs
+from jlade.models import implementations
 from jlade.models.architecture import Latent
+from jlade.models.implementations import Implementations
 from jlade.models.llama import Llama, LlamaConfig
 from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
@@ -166,6 +168,19 @@ def test_keys_and_values_in_8_bits_stay_so(name, kv_dtype, shape):
     for step in (found.step, found.plain_step):
         assert step.copies == ()
         assert step.host_loops == 0
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel of h100 needs JAX 0.11.2")
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_steps_read_and_write_pages_in_place(name):
+    """The rows of an engine, with a kernel of attention."""
+    params, chosen = param_shapes(QWEN, jnp.bfloat16), Implementations("auto", "auto", "auto")
+    (target,), _ = targets.find(name)
+    decoder = Llama(QWEN, *implementations.resolve_unattached(QWEN, chosen, params, target, None))
+    assert decoder.attention != "plain"
+    programs = Programs(params, decoder, target, batch_size=2, capacity=1024, page_size=128)
+    loop = programs.loops(programs.decoding(DEFAULT), DEFAULT, DEFAULT.block_size)[-1]
+    assert (loop.copies, loop.host_loops) == ((), 0)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")

@@ -1019,8 +1019,8 @@ FAULTS = (
     Fault(
         "a row is not free after its request",
         "jlade/engine/scheduler.py",
-        "row = self.rows.index(request)\n            self.rows[row] = None",
-        "row = self.rows.index(request)",
+        "            self._placed[row] = None\n            return row",
+        "            return row",
         ("tests/engine/test_scheduler.py::test_any_order_of_events_equals_a_sorted_list",),
     ),
     Fault(
@@ -1047,9 +1047,44 @@ FAULTS = (
     Fault(
         "a full memory drops the newest prefix",
         "jlade/engine/prefixes.py",
-        "del self._entries[0]",
-        "del self._entries[-1]",
+        "self._on_drop(self._entries.pop(0).value)",
+        "self._on_drop(self._entries.pop().value)",
         ("tests/engine/test_prefixes.py::test_the_least_recently_used_values_are_dropped",),
+    ),
+    Fault(
+        "two texts write to one page",
+        "jlade/engine/pool.py",
+        "full, rest = divmod(num_tokens, allocator.size)",
+        "full, rest = -(-num_tokens // allocator.size), 0",
+        ("tests/engine/test_paged.py::test_texts_are_those_of_each_request_alone",),
+    ),
+    Fault(
+        "a request that was taken out of its row finds other numbers in its pages",
+        "jlade/engine/running.py",
+        "        self._pool.put_in(contents, job.pages, job.group)\n",
+        "",
+        ("tests/engine/test_paged.py::test_texts_are_those_of_each_request_alone",),
+    ),
+    Fault(
+        "a page is free while a text holds it",
+        "jlade/engine/pages.py",
+        "if not self._num_holders[page]:",
+        "if self._num_holders[page] < 2:",
+        ("tests/engine/test_pages.py::test_any_order_of_events_equals_a_count_of_the_texts_of_each_page",),
+    ),
+    Fault(
+        "the tokens of a block that begin another page are written to the last one",
+        "jlade/models/base.py",
+        "pages = jnp.where(is_kept, _pages(table, entries // size), own)",
+        "pages = jnp.where(is_kept, _pages(table, entries[:, :1] // size), own)",
+        ("tests/models/test_commit.py::test_commit_to_pages",),
+    ),
+    Fault(
+        "the form for TPUs writes the tokens of the second page from its own beginning on",
+        "jlade/models/base.py",
+        "begin = length - (length // size + number) * size - start",
+        "begin = length - (length // size) * size - start",
+        ("tests/models/test_commit.py::test_commit_to_pages",),
     ),
     Fault(
         "a row without a request goes on with the text of another",
