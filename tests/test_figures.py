@@ -67,6 +67,11 @@ def engine() -> Iterator[str]:
         "accept {:.1f} tokens per step instead of {:.1f}, and the first time {:.1f} and {:.1f}. Prompts that repeat an "
         "earlier prompt and its answer, which their own text has too, accept {:.1f} instead of {:.1f}"
     ).format(*rates)
+    pressed = read("pages")
+    counts = pressed["counts"]
+    yield f"Of {pressed['number']:,} requests in eight rows of {pressed['capacity']:,} tokens"
+    yield f"with pages for {pressed['cache_tokens']:,}"
+    yield f"{counts['right']:,} had the recorded text and {counts['cancelled']} were cancelled"
     lost = 1 - kept["prompts that share nothing"]["ratio"]
     yield f"Prompts that share nothing lose {lost:.0%} of their throughput"
 

@@ -382,6 +382,11 @@ class Engine:
         return self._worker.num_running
 
     @property
+    def cache_usage(self) -> float:
+        """Share of the pages that requests with rows hold, from 0 to 1; of the rows for a model without pages."""
+        return self._running.usage
+
+    @property
     def num_waiting(self) -> int:
         """Number of requests that wait for a row."""
         return self._worker.num_waiting

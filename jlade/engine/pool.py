@@ -81,6 +81,11 @@ class Pool:
         return len(self._allocators)
 
     @property
+    def num_pages(self) -> int:
+        """The pages of all groups."""
+        return sum(each.number for each in self._allocators)
+
+    @property
     def row_bytes(self) -> int:
         """The bytes of the pages of C tokens."""
         return self._num_places * self.page_bytes

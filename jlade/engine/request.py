@@ -24,6 +24,7 @@ class Request:
       started: the `time.monotonic` at which it got its row; None while it waits for one.
       num_cached: tokens of the prompt that were not read, as an earlier text begins with them; 0 until reading begins.
       num_drafted: tokens that the steps of the pieces so far have verified.
+      num_taken_out: times that it lost its row, as requests before it needed its pages.
       prompt_logprobs: of the prompt, once it has been read; None if they were not asked for, or of a prompt of 1 token.
     """
 
@@ -35,7 +36,7 @@ class Request:
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], object]] = []  # of the event loops that wait for pieces
         self.started: float | None = None
-        self.num_cached = self.num_drafted = 0
+        self.num_cached = self.num_drafted = self.num_taken_out = 0
         self.prompt_logprobs: PromptLogProbs | None = None
 
     @property

@@ -86,6 +86,7 @@ class Running:
         job.taken = state, self._pool.take_out(job.pages, job.group), self.readings.pop(job, None)
         self._pool.drop(job.pages, job.group)
         self.state, job.pages = rows.end(self.state, {row}), []
+        job.request.num_taken_out += 1
         del self.jobs[row]
 
     def put_in(self, job: Job) -> bool:
@@ -113,6 +114,14 @@ class Running:
         added = max_steps * max(self._config.lookahead.max_accepted, MORE)  # `MORE` steps of one token each
         most = min(job.most, job.length + added)
         return self._pool.grow(job.pages, most, job.group)
+
+    @property
+    def usage(self) -> float:
+        """The share of the pages that requests hold, or that of the rows if there are no pages."""
+        jobs = list(self.jobs.values())
+        if not self._pool.is_used:
+            return len(jobs) / max(self._widths)
+        return len({(job.group, page) for job in jobs for page in list(job.pages)}) / self._pool.num_pages
 
     @property
     def free_groups(self) -> list[int]:

@@ -22,14 +22,14 @@ GAUGES = {
     "vllm:num_requests_waiting": "Requests that wait for a row.",
     "jlade:remembered_texts": "Earlier texts whose answers may be drafts.",
     "jlade:remembered_bytes": "Bytes of host memory that these take.",
-    "vllm:kv_cache_usage_perc": "Share of the rows that have requests; 1 is all.",
+    "vllm:kv_cache_usage_perc": "Share of the pages, or of rows without pages, that requests hold; 1 is all.",
 }
 COUNTERS = {
     "vllm:prompt_tokens": "Tokens of prompts.",
     "vllm:prefix_cache_queries": "Tokens of prompts, sought among earlier prompts and texts.",
     "vllm:prefix_cache_hits": "Tokens of prompts that were not read, as an earlier prompt or text began with them.",
     "vllm:generation_tokens": "Generated tokens.",
-    "vllm:num_preemptions": "Requests that lost their rows to others: none.",
+    "vllm:num_preemptions": "Times that a request lost its row, as others needed its pages.",
     "vllm:spec_decode_num_drafts": "Steps, each of which verifies a draft.",
     "vllm:spec_decode_num_draft_tokens": "Drafted tokens, each verified by a step.",
     "vllm:spec_decode_num_accepted_tokens": "Drafted tokens that were accepted: all but one of each step.",
@@ -68,7 +68,7 @@ class Metrics:
             "vllm:num_requests_waiting": lambda: engine.num_waiting,
             "jlade:remembered_texts": lambda: len(engine.remembered),
             "jlade:remembered_bytes": lambda: engine.remembered.num_bytes,
-            "vllm:kv_cache_usage_perc": lambda: engine.num_running / engine.max_sequences,
+            "vllm:kv_cache_usage_perc": lambda: engine.cache_usage,
         }.items():
             gauges[name].labels(**self._labels).set_function(value)
         self._counters = {
@@ -133,7 +133,7 @@ class Watch:
         self._arrival = time.monotonic()
         self._first: float | None = None
         self._last = self._arrival
-        self._num_tokens = self._num_first = self._num_drafted = 0
+        self._num_tokens = self._num_first = self._num_drafted = self._num_taken_out = 0
 
     def __enter__(self) -> Self:
         return self
@@ -162,6 +162,8 @@ class Watch:
             metrics.step(accepted)
         before, self._num_drafted = self._num_drafted, self._request.num_drafted
         metrics.count("vllm:spec_decode_num_draft_tokens", self._num_drafted - before)
+        before, self._num_taken_out = self._num_taken_out, self._request.num_taken_out
+        metrics.count("vllm:num_preemptions", self._num_taken_out - before)
         if piece.generation is not None:
             self.ended = True
             self._end(piece.generation.finish_reason[0])

@@ -82,8 +82,10 @@ def test_texts_are_those_of_each_request_alone(model, taken_out):
         results = [request.result(timeout=300) for request in requests if request is not cancelled]
         assert any(request.num_cached for request in requests)
         assert_all_are_free(engine)
+        assert engine.cache_usage == 0
     kept = [pair for index, pair in enumerate(zip(prompts, options, strict=True)) if index != 5]
     for result, (prompt, each) in zip(results, kept, strict=True):
         expected = jlade.generate(params, prompt, lookahead=None, kv_dtype=kv_dtype, **each)
         np.testing.assert_array_equal(result.tokens[0, : result.lengths[0]], expected.tokens[0, : expected.lengths[0]])
     assert bool(taken_out) == (model != "windows alone")
+    assert sum(request.num_taken_out for request in requests) == len(taken_out)
