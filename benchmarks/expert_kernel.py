@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import report
 from benchmarks.attention import copy_rate, float32, seconds
 from jlade.mesh import default_device
-from jlade.models.experts import Experts, ExpertShape, mix, resolve, ways
+from jlade.models.experts import Experts, ExpertShape, hopper, mix, resolve, ways
 
 # Experts, those of a token, and sizes
 FULL = {
@@ -129,7 +129,8 @@ def _layers(x: jax.Array, layers: list[Experts], routes: Any, implementation: st
     """Returns the result of the last layer. Each result is added to the tokens of the next layer."""
     for experts, (chosen, weights) in zip(layers, routes, strict=True):
         if implementation == "gpu":
-            mixed = ways.tiled(x, chosen, weights, experts, "silu", chosen.size / experts.number)
+            rows = hopper.rows_of_tile(chosen.size / experts.number)
+            mixed = ways.tiled(x, chosen, weights, experts, "silu", rows, hopper.multiply)
         else:
             mixed = mix(x, chosen, weights, experts, "silu", implementation=implementation)
         x += mixed
