@@ -28,10 +28,6 @@ class Allocator:
         """Pages that no text holds."""
         return len(self._free)
 
-    def num_holders(self, page: int) -> int:
-        """Returns how many texts hold a page."""
-        return self._num_holders[page]
-
     def missing(self, pages: list[int], num_tokens: int) -> int:
         """Returns how many pages a text lacks for so many tokens."""
         return max(0, number_for(num_tokens, self.size) - len(pages))
@@ -53,9 +49,12 @@ class Allocator:
         for page in pages:
             self._num_holders[page] += 1
 
-    def drop(self, pages: Iterable[int]) -> None:
-        """Lets one text less hold pages. Those without a text are free."""
+    def drop(self, pages: Iterable[int]) -> list[int]:
+        """Lets one text less hold pages, and returns those that are free now: no text holds them."""
+        freed = []
         for page in pages:
             self._num_holders[page] -= 1
             if not self._num_holders[page]:
-                self._free.append(page)
+                freed.append(page)
+        self._free += freed
+        return freed

@@ -52,6 +52,7 @@ class Pool:
         self._num_places = pages.number_for(capacity, size)
         number = max(pages.number_for(num_tokens, size * groups), self._num_places) + num_rows // groups
         self._allocators = [Allocator(number, size) for _ in range(groups)]
+        self._spoiled: list[set[int]] = [set() for _ in range(groups)]  # pages with numbers that may not be finite
         self.is_used = is_paged(params, config)
         self.config = dataclasses.replace(config, paged=self.is_used)
         self._layers: Layers | None = None
@@ -69,6 +70,7 @@ class Pool:
         """Drops the arrays, which a failed program may have taken with it, and forgets the texts that hold pages."""
         self._layers = None
         self._allocators = [Allocator(each.number, each.size) for each in self._allocators]
+        self._spoiled = [set() for _ in self._allocators]
 
     @property
     def is_lost(self) -> bool:
@@ -175,11 +177,12 @@ class Pool:
 
     def drop(self, held: Sequence[int], group: int, is_spoiled: bool = False) -> None:
         """Takes its pages from a text. If its numbers may not be finite, they are cleared before others get them."""
-        allocator = self._allocators[group]
-        for page in held if is_spoiled else ():
-            if allocator.num_holders(page) == 1:
-                self._layers = copy(self.layers, 0, page, 0, group, self.config)
-        allocator.drop(held)
+        spoiled = self._spoiled[group]
+        if is_spoiled:
+            spoiled.update(held)
+        for page in spoiled.intersection(self._allocators[group].drop(held)):
+            self._layers = copy(self.layers, 0, page, 0, group, self.config)
+            spoiled.remove(page)
 
     def take_out(self, held: Sequence[int], group: int) -> Any:
         """Returns the contents of the pages of a text, in NumPy."""
