@@ -83,6 +83,11 @@ class Pool:
         return len(self._allocators)
 
     @property
+    def page_size(self) -> int:
+        """The tokens of a page."""
+        return self._allocators[0].size
+
+    @property
     def num_pages(self) -> int:
         """The pages of all groups."""
         return sum(each.number for each in self._allocators)

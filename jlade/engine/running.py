@@ -90,8 +90,8 @@ class Running:
         del self.jobs[row]
 
     def put_in(self, job: Job) -> bool:
-        """Puts a request that was taken out into a row; returns whether there are the pages for it."""
-        if not self._pool.grow(job.pages, job.length + 1, job.group):
+        """Puts a request that was taken out into a row; returns whether there are the pages for it, and one more."""
+        if not self._pool.grow(job.pages, min(job.most, job.length + self._pool.page_size), job.group):
             return False
         (taken, contents, reading), job.taken = job.taken, None
         state, row = self._free_row(job)

@@ -237,9 +237,10 @@ class Worker:
                 yield
         except Exception as error:
             job.request._end(error)
-            self._reader.clear()
             if self._running.is_lost:
                 raise
+            self._reader.clear()
+            self._running.release(job)
 
     def _reads_beside(self, job: Job) -> bool:
         """Whether a row reads a prompt in the steps of others. Nobody waits for large chunks of a lone prompt."""
@@ -263,6 +264,8 @@ class Worker:
             reads = self._reading is not None or self._scheduler.can_place(self._may_run)
         max_steps = MORE_STEPS if self._is_patient() and not reads else STEPS
         self._give_pages(max_steps)
+        if not self._running.jobs:  # a prompt that is read alone has the pages
+            return
         shown = self._running.step(max_steps, another=reads)
         state = self._running.state
         assert state is not None

@@ -89,3 +89,17 @@ def test_texts_are_those_of_each_request_alone(model, taken_out):
         np.testing.assert_array_equal(result.tokens[0, : result.lengths[0]], expected.tokens[0, : expected.lengths[0]])
     assert bool(taken_out) == (model != "windows alone")
     assert sum(request.num_taken_out for request in requests) == len(taken_out)
+
+
+def test_a_prompt_that_is_read_has_the_pages_of_the_only_row(taken_out):
+    """Two pages and six are all eight. The row, which needs a third one, goes on when the other text has ended."""
+    params, requests = tiny_llama(), [([1] * 7, 30), ([2] * 46, 2)]
+    with jlade.Engine(params, max_sequences=2, capacity=CAPACITY, cache_tokens=CAPACITY, lookahead=PAPER) as engine:
+        with engine._worker._changed:  # until both are there
+            submitted = [engine.submit(prompt, max_new_tokens=number, eos_ids=()) for prompt, number in requests]
+        results = [request.result(timeout=300) for request in submitted]
+        assert_all_are_free(engine)
+    for result, (prompt, number) in zip(results, requests, strict=True):
+        expected = jlade.generate(params, prompt, max_new_tokens=number, eos_ids=(), lookahead=None)
+        np.testing.assert_array_equal(result.tokens, expected.tokens)
+    assert [request.num_taken_out for request in submitted] == [1, 0]

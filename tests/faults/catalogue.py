@@ -1066,6 +1066,13 @@ FAULTS = (
         ("tests/engine/test_paged.py::test_texts_are_those_of_each_request_alone",),
     ),
     Fault(
+        "a round makes steps although its only row has lost its pages",
+        "jlade/engine/worker.py",
+        "        if not self._running.jobs:  # a prompt that is read alone has the pages\n            return\n",
+        "",
+        ("tests/engine/test_paged.py::test_a_prompt_that_is_read_has_the_pages_of_the_only_row",),
+    ),
+    Fault(
         "a page of a text that ended with NaN goes to another text",
         "jlade/engine/pool.py",
         "            spoiled.update(held)\n",
