@@ -50,7 +50,7 @@ def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
     readers = config.sources.readers
     # The program knows of the setting only the sources that read prompts.
     known = {name: state for name, state in inputs.sources.items() if name in readers.specs}
-    reading = _Reading(config.decoder, readers, config.chunks, config.paged, config.mesh)
+    reading = _Reading(config.decoder, readers, config.chunks, config.mesh)
     return _read(params, inputs.prompts, inputs.lengths, Prefix(inputs.cache, known), reading=reading)
 
 
@@ -75,7 +75,6 @@ class _Reading:
     decoder: Decoder
     readers: Sources
     chunks: Chunks
-    paged: bool
     mesh: Mesh | None
 
     def of_device(self, params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix) -> Prefix:
@@ -124,7 +123,7 @@ class _Reading:
 
 @functools.partial(jax.jit, static_argnames="reading")
 def _read(params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix, *, reading: _Reading) -> Prefix:
-    specs = functools.partial(sharding.prefix_specs, reading.decoder, reading.readers, paged=reading.paged)
+    specs = functools.partial(sharding.prefix_specs, reading.decoder, reading.readers)
     in_specs = sharding.param_specs(params, reading.mesh), sharding.BATCH, sharding.BATCH, specs(prefix)
     read = mesh_lib.shard(reading.of_device, reading.mesh, in_specs, specs())
     return read(params, prompts, lengths, prefix)
@@ -207,7 +206,7 @@ def _start(
     prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, noise: jax.Array | None, config: DecodeConfig
 ) -> DecodeState:
     specs = (
-        sharding.prefix_specs(config.decoder, config.sources.readers, prefix, config.paged),
+        sharding.prefix_specs(config.decoder, config.sources.readers, prefix),
         sharding.input_specs(inputs, config),
         *[sharding.BATCH] * 3,
     )

@@ -14,7 +14,7 @@ from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.drafts.sources import Drafts, Sources
 from jlade.mesh import DATA, HEADS, MODEL, Specs, is_shared
 from jlade.models import sharding as model_sharding
-from jlade.models.base import Cache, Decoder, KVCache, Pages, Params
+from jlade.models.base import Cache, Decoder, KVCache, Params
 from jlade.models.llama import Llama, LlamaParams
 from jlade.models.recurrent import State
 
@@ -22,29 +22,24 @@ T = TypeVar("T")
 BATCH = P(DATA)
 
 
-def cache_specs(decoder: Decoder, paged: bool = False) -> Cache:
-    """Returns the specs of a cache, with layers in pages or without.
-
-    That of a model that is not jlade's is divided along `data` alone.
-    """
+def cache_specs(decoder: Decoder) -> Cache:
+    """Returns the specs of a cache; that of a model that is not jlade's is divided along `data` alone."""
     if not isinstance(decoder, Llama):
         return BATCH
     recurrence = decoder.config.recurrence
     memory: Any = P(DATA, MODEL) if recurrence is not None and recurrence.has_memory else None
     state = State(memory=memory, inputs=P(DATA, None, MODEL))  # type: ignore[arg-type]
     states = (state,) * len(decoder.config.recurrent_layers)
-    of_entries: dict[str, Any] = dict.fromkeys(("keys", "values", "key_scales", "value_scales"), P(DATA, HEADS))
-    pages = _specs(Pages, layers=P(DATA, HEADS)) if paged else BATCH
-    return _specs(KVCache, **of_entries, states=states, pages=pages)
+    of_entries = dict.fromkeys(("keys", "values", "key_scales", "value_scales", "pages"), P(DATA, HEADS))
+    return _specs(KVCache, **of_entries, states=states)
 
 
-def prefix_specs(decoder: Decoder, readers: Sources, prefix: Prefix | None = None, paged: bool = False) -> Prefix:
+def prefix_specs(decoder: Decoder, readers: Sources, prefix: Prefix | None = None) -> Prefix:
     """Returns the specs of a prefix, given the sources that read prompts; of one with all of them by default."""
-    of_cache = cache_specs(decoder, paged)
     if prefix is None:
-        return _specs(Prefix, cache=of_cache, sources=readers.specs)
+        return _specs(Prefix, cache=cache_specs(decoder), sources=readers.specs)
     sources = {name: readers.specs[name] for name in prefix.sources}
-    return _specs(Prefix, cache=BATCH if prefix.cache is None else of_cache, sources=sources)
+    return _specs(Prefix, cache=BATCH if prefix.cache is None else cache_specs(decoder), sources=sources)
 
 
 def param_specs(params: Params, mesh: Mesh | None) -> Specs:
@@ -54,7 +49,7 @@ def param_specs(params: Params, mesh: Mesh | None) -> Specs:
 
 def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
     """Returns the specs of the inputs."""
-    given = {} if inputs.cache is None else {"cache": cache_specs(config.decoder, config.paged)}
+    given = {} if inputs.cache is None else {"cache": cache_specs(config.decoder)}
     return _specs(
         Inputs,
         stopping=_stopping_specs(inputs.stopping),
@@ -68,7 +63,7 @@ def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
 def state_specs(inputs: Inputs, config: DecodeConfig) -> DecodeState:
     """Returns the specs of a state with these inputs."""
     drafts = _specs(Drafts, states=config.sources.specs)
-    memory = _specs(Memory, cache=cache_specs(config.decoder, config.paged), drafts=drafts)
+    memory = _specs(Memory, cache=cache_specs(config.decoder), drafts=drafts)
     return _specs(DecodeState, inputs=input_specs(inputs, config), memory=memory)
 
 

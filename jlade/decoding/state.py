@@ -109,7 +109,7 @@ class DecodeConfig:
       logprobs: whether to record the log-probabilities of the generated tokens.
       top_logprobs: K, the number of the most probable tokens to record with `logprobs`.
       chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
-      paged: whether layers of the cache lie in pages; see `jlade.models.base.Pages`.
+      paged: whether an engine holds the layers of a `KVCache` that have no window in pages, apart from its rows.
       mesh: the devices that the programs run on, a result of `jlade.mesh.split`; None for those of the arrays.
 
     Raises:

@@ -17,6 +17,7 @@ from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.constraints.grammar import Grammar
 from jlade.decoding import ahead, sharding
 from jlade.drafts.index import TextIndex
+from jlade.engine import pool as pool_lib
 from jlade.engine import reading, remembered_file, rows, width
 from jlade.engine.job import Job
 from jlade.engine.pool import Pool
@@ -185,6 +186,14 @@ class Engine:
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs, recalled)
         self.remembered = Remembered(remember if recalled else 0)
         device = device_of(params, self._config.mesh)
+        model = self._config.decoder
+        has_pages = pool_lib.has_pages(self._params, model)
+        if cache_tokens is not None and not has_pages:
+            raise ValueError(
+                f"cache_tokens must be None for a model without layers of whole texts in pages, got {cache_tokens}"
+            )
+        paged = has_pages and (cache_tokens is not None or pool_lib.reads_in_place(model, device))
+        self._config = dataclasses.replace(self._config, paged=paged)
         beside = reading.may_read_beside(self._config, device)
         least = capacity * mesh_lib.size(self._config.mesh, DATA)
         if cache_tokens is None:

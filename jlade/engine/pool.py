@@ -22,7 +22,7 @@ from jlade.engine import pages
 from jlade.engine.pages import Allocator
 from jlade.generation.prompts import HostArray
 from jlade.mesh import DATA, HEADS
-from jlade.models.base import Cache, KVCache, Pages, Params
+from jlade.models.base import Cache, Decoder, KVCache, Params
 
 Layers = tuple[tuple[jax.Array, ...], ...]  # [P, KH, S, ...] in every array, of each layer in pages
 
@@ -34,36 +34,35 @@ class Pool:
 
     Args:
       params: of the engine, or their shapes.
-      config: of the engine.
+      config: of the engine, which says whether there are pages.
       num_rows: B.
       capacity: C, tokens of a row.
       num_tokens: that the pages of all groups hold together, at least `capacity` in each. There is one page more for
         each row, for the copy of the last page of a text that it continues.
-
-    Attributes:
-      config: of programs that read the pages.
-      is_used: whether there are any.
     """
 
     def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, num_tokens: int):
-        self._params, self._capacity = params, capacity
+        self._params, self._config, self._capacity = params, config, capacity
         size = min(pages.SIZE, capacity)
         groups = mesh_lib.size(config.mesh, DATA)
         self._num_places = pages.number_for(capacity, size)
         number = max(pages.number_for(num_tokens, size * groups), self._num_places) + num_rows // groups
         self._allocators = [Allocator(number, size) for _ in range(groups)]
         self._spoiled: list[set[int]] = [set() for _ in range(groups)]  # pages with numbers that may not be finite
-        self.is_used = is_paged(params, config)
-        self.config = dataclasses.replace(config, paged=self.is_used)
         self._layers: Layers | None = None
         self.make_room: Callable[[int], bool] = lambda group: False  # drops what is kept of a group, if there is any
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there are any."""
+        return self._config.paged
 
     @property
     def layers(self) -> Layers:
         """The arrays of the pages, made when they are first asked for; shapes for shapes of parameters."""
         if self._layers is None:
             size, number = self._allocators[0].size, self._allocators[0].number
-            self._layers = empty(self._params, config=self.config, number=number, size=size) if self.is_used else ()
+            self._layers = empty(self._params, config=self._config, number=number, size=size) if self.is_used else ()
         return self._layers
 
     def clear(self) -> None:
@@ -103,7 +102,7 @@ class Pool:
         if not self.is_used:
             return 0
         size, shapes = self._allocators[0].size, ahead.shapes(self._params)
-        make = functools.partial(empty, config=self.config, size=size)
+        make = functools.partial(empty, config=self._config, size=size)
         one, two = (jax.eval_shape(functools.partial(make, number=number), shapes) for number in (0, 1))
         one_bytes, two_bytes = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(each)) for each in (one, two))
         return (two_bytes - one_bytes) // self.num_groups
@@ -124,15 +123,15 @@ class Pool:
         table: HostArray = np.zeros((len(cache.length), self._num_places), np.int32)
         for row, numbers in held.items():
             table[row, : len(numbers)] = numbers
-        return dataclasses.replace(cache, pages=Pages(self.layers, table))
+        return dataclasses.replace(cache, pages=self.layers, table=table)
 
     def detach(self, cache: Cache) -> Cache:
         """Returns the cache without pages, given that of a program, and keeps these."""
         if not self.is_used:
             return cache
         if not isinstance(cache.length, jax.ShapeDtypeStruct):
-            self._layers = cache.pages.layers
-        return dataclasses.replace(cache, pages=None)
+            self._layers = cache.pages
+        return dataclasses.replace(cache, pages=(), table=None)
 
     def attach_to(self, state: DecodeState, held: Mapping[int, Sequence[int]]) -> DecodeState:
         """Returns a state with the pages; see `attach`."""
@@ -170,7 +169,7 @@ class Pool:
             if not self.grow(shared, num_tokens, group):
                 self.drop([*shared, last], group)
                 return None
-            self._layers = copy(self.layers, last, shared[-1], rest, group, self.config)
+            self._layers = copy(self.layers, last, shared[-1], rest, group, self._config)
             self.drop([last], group)
         return shared
 
@@ -186,40 +185,45 @@ class Pool:
         if is_spoiled:
             spoiled.update(held)
         for page in spoiled.intersection(self._allocators[group].drop(held)):
-            self._layers = copy(self.layers, 0, page, 0, group, self.config)
+            self._layers = copy(self.layers, 0, page, 0, group, self._config)
             spoiled.remove(page)
 
     def take_out(self, held: Sequence[int], group: int) -> Any:
         """Returns the contents of the pages of a text, in NumPy."""
-        return take(self.layers, self._padded(held), group, self.config) if self.is_used else ()
+        return take(self.layers, self._padded(held), group, self._config) if self.is_used else ()
 
     def put_in(self, contents: Any, held: Sequence[int], group: int) -> None:
         """Writes what `take_out` has returned to the pages of a text, of which there are as many."""
         if self.is_used:
-            self._layers = put(self.layers, self._padded(held), contents, group, self.config)
+            self._layers = put(self.layers, self._padded(held), contents, group, self._config)
 
     def compile(self) -> None:
         """Compiles the programs of pages, for shapes of parameters."""
         if self.is_used:
-            copy(self.layers, 0, 0, 0, 0, self.config)
-            put(self.layers, self._padded([]), take(self.layers, self._padded([]), 0, self.config), 0, self.config)
+            copy(self.layers, 0, 0, 0, 0, self._config)
+            put(self.layers, self._padded([]), take(self.layers, self._padded([]), 0, self._config), 0, self._config)
 
     def _padded(self, held: Sequence[int]) -> list[int]:
         return [*held, *[0] * (self._num_places - len(held))]
 
 
-def is_paged(params: Params, config: DecodeConfig) -> bool:
+def has_pages(params: Params, decoder: Decoder) -> bool:
     """Returns whether caches of a model have layers that may lie in pages."""
-    make = getattr(config.decoder, "init_pages", None)
-    return make is not None and jax.eval_shape(lambda params: make(params, 1, 1, 1, 1), params).pages is not None
+    make = getattr(decoder, "init_pages", None)
+    return make is not None and bool(jax.eval_shape(lambda params: make(params, 1, 1, 1, 1), params).pages)
+
+
+def reads_in_place(decoder: Decoder, device: jax.Device) -> bool:
+    """Returns whether attention reads pages where they are. Plain attention on GPUs copies them in every step."""
+    return device.platform != "gpu" or getattr(decoder, "attention", None) != "plain"
 
 
 def init_rest(params: Params, config: DecodeConfig, batch_size: int, capacity: int) -> Cache:
     """Returns an empty cache of what does not lie in pages."""
-    if not is_paged(params, config):
+    if not config.paged:
         return config.decoder.init_cache(params, batch_size, capacity)
     cache = config.decoder.init_pages(params, batch_size, capacity, 1, 1)  # type: ignore[attr-defined]
-    return dataclasses.replace(cache, pages=None)
+    return dataclasses.replace(cache, pages=(), table=None)
 
 
 def rest_shapes(params: Params, config: DecodeConfig, batch_size: int, capacity: int) -> Cache:
@@ -233,10 +237,9 @@ def empty(params: Params, *, config: DecodeConfig, number: int, size: int) -> La
 
     def of_device(params: Params) -> Layers:
         cache: KVCache = config.decoder.init_pages(params, 1, size, number + 1, size)  # type: ignore[attr-defined]
-        assert cache.pages is not None
         # A program that needs no argument has its results on any device, and takes shapes for arrays.
         first = jax.tree.leaves(params)[0]
-        layers, _ = jax.lax.optimization_barrier((cache.pages.layers, first[(0,) * first.ndim]))
+        layers, _ = jax.lax.optimization_barrier((cache.pages, first[(0,) * first.ndim]))
         return layers
 
     return mesh_lib.shard(of_device, config.mesh, (param_specs(params, config.mesh),), SPECS)(params)

@@ -158,16 +158,16 @@ class Programs:
         state, config, capacity = self._state(part.num_rows), self._config, self._size.capacity
         match part:
             case Steps(num_rows, controls, "rest"):
-                rows.rest(self._params, self._pool.attach_to(state, {}), self._pool.config, controls, 1, 0)
+                rows.rest(self._params, self._pool.attach_to(state, {}), self._config, controls, 1, 0)
             case Steps(num_rows, controls, kind):
                 until: HostArray | None = np.zeros(num_rows, np.int32) if kind == "reading" else None
                 state = self._pool.attach_to(self._widths[num_rows].put(state), {})
-                after = rows.run(self._params, state, self._pool.config, controls, 1, 0, until)
+                after = rows.run(self._params, state, self._config, controls, 1, 0, until)
                 # On several devices another program than for arrays that were placed by `_insert` itself.
                 rows.insert(width.bare(self._pool.detach_from(after)), self._prefix, self._row, 0, config)
             case Others(_, "scores"):
                 cache = self._pool.attach(self._prefix.cache, {})
-                scoring.of_chunk(self._params, cache, self._row.inputs.prompts, config=self._pool.config)
+                scoring.of_chunk(self._params, cache, self._row.inputs.prompts, config=self._config)
             case Others(num_rows, _):
                 for size in copies.sizes(capacity):
                     kept = copies.keep(self._params, copies.prefix_of(state, config), 0, size, config)
@@ -192,7 +192,7 @@ class Programs:
         """The shapes of a prompt that has been read."""
         pool, prefix = self._pool, rows.unread(self._params, config=self._config, capacity=self._size.capacity)
         prefix = dataclasses.replace(prefix, cache=pool.attach(prefix.cache, {}))
-        prefix = rows.read(self._params, prefix, self._row, 0, 1, pool.config)[0]
+        prefix = rows.read(self._params, prefix, self._row, 0, 1, self._config)[0]
         pool.compile()
         return dataclasses.replace(prefix, cache=pool.detach(prefix.cache))
 

@@ -148,9 +148,9 @@ class PromptReader:
         pool, job = self._pool, reading.job
         cache = pool.attach(reading.prefix.cache, {job.group: job.pages})
         if job.scores_prompt:
-            reading.scores.append(scoring.score(self._params, cache, row.inputs.prompts, until, pool.config))
+            reading.scores.append(scoring.score(self._params, cache, row.inputs.prompts, until, self._config))
         prefix = dataclasses.replace(reading.prefix, cache=cache)
-        prefix, num_read = rows.read(self._params, prefix, row, reading.num_read, until, pool.config)
+        prefix, num_read = rows.read(self._params, prefix, row, reading.num_read, until, self._config)
         reading.prefix = dataclasses.replace(prefix, cache=pool.detach(prefix.cache))
         self._advance(reading, num_read, reading.prefix, 0)
         if reading.is_done and reading.scores:

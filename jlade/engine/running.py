@@ -168,7 +168,7 @@ class Running:
         goes_on = state is self._stepped and kind == "steps"
         width, begin, stop_at = self._widths[len(state.done)], time.perf_counter(), len(self.jobs) - 1
         to_rest = programs.to_rest(len(state.done), controls) if goes_on and not another and width.rests else None
-        held, config = {row: job.pages for row, job in self.jobs.items()}, self._pool.config
+        held, config = {row: job.pages for row, job in self.jobs.items()}, self._config
         if to_rest is None:
             until = self._until(len(state.done)) if kind == "reading" else None
             state = self._pool.attach_to(width.put(state), held)

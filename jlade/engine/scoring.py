@@ -68,7 +68,7 @@ def of_chunk(params: Params, cache: Cache, prompts: jax.Array, *, config: Decode
 
     specs = (
         sharding.param_specs(params, config.mesh),
-        sharding.cache_specs(config.decoder, config.paged),
+        sharding.cache_specs(config.decoder),
         PartitionSpec(),
     )
     scores: LogProbs = mesh_lib.shard(of_device, config.mesh, specs, PartitionSpec())(params, cache, prompts)

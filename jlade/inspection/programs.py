@@ -44,7 +44,7 @@ class Programs(NamedTuple):
 
     def config(self, lookahead: LookaheadConfig) -> DecodeConfig:
         chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
-        return DecodeConfig(self.decoder, lookahead, chunks=chunks, paged=self.page_size is not None, mesh=self.mesh)
+        return DecodeConfig(self.decoder, lookahead, chunks=chunks, mesh=self.mesh)
 
     def inputs(self, length: int, lookahead: LookaheadConfig = PLAIN) -> Inputs:
         """Returns random prompts of `length` tokens, to be continued up to the capacity."""
@@ -117,7 +117,7 @@ class Programs(NamedTuple):
         arrays = (leaf.weight if quantization.is_quantized(leaf) else leaf for leaf in leaves)
         weights = (mesh_lib.local_size(x) for x in arrays if x.ndim > 1)
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
-        in_pages = [] if memory.cache.pages is None else [keys for keys, *_ in memory.cache.pages.layers]
+        in_pages = (keys for keys, *_ in memory.cache.pages)
         memories = (state.memory for state in memory.cache.states if state.memory is not None)
         sizes = Sizes(
             weights=frozenset(weights),

@@ -88,7 +88,7 @@ def compiled(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequ
 def read(programs: Programs, lookahead: LookaheadConfig) -> Any:
     """Returns the compiled program of an engine that reads a chunk of a prompt."""
 
-    row, config = _row(programs), _in_pages(programs, lookahead)
+    row, config = _row(programs), _config(programs, lookahead)
 
     def run(params: Any, prefix: Prefix) -> Prefix:
         return rows.read(params, prefix, row, 0, 1, config)[0]
@@ -105,7 +105,7 @@ def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
 
     def run(params: Any, rest: DecodeState, memory: Memory) -> DecodeState:
         state = dataclasses.replace(rest, memory=memory)
-        return rows.run(params, state, _in_pages(programs, lookahead), rows.Controls.LOGPROBS, 1, 0)
+        return rows.run(params, state, _config(programs, lookahead), rows.Controls.LOGPROBS, 1, 0)
 
     state = _state(programs, lookahead, number)
     rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]
@@ -115,13 +115,9 @@ def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
 
 def _config(programs: Programs, lookahead: LookaheadConfig) -> DecodeConfig:
     """Returns the settings of an engine, which records log-probabilities for the requests that ask for them."""
-    return dataclasses.replace(programs.config(lookahead), logprobs=True)
-
-
-def _in_pages(programs: Programs, lookahead: LookaheadConfig) -> DecodeConfig:
-    """Returns these settings for programs that read pages."""
-    config = _config(programs, lookahead)
-    return dataclasses.replace(config, paged=pool.is_paged(programs.params, config))
+    decoder = programs.decoder
+    paged = pool.has_pages(programs.params, decoder) and pool.reads_in_place(decoder, programs.device)
+    return dataclasses.replace(programs.config(lookahead), logprobs=True, paged=paged)
 
 
 def _row(programs: Programs) -> rows.Row:
@@ -141,16 +137,16 @@ def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> Decod
         pages = Pool(params, config, number, programs.capacity, number * programs.capacity)
         return pages.attach_to(rows.empty(params, row, config=config, num_rows=number, grammar=rows.GRAMMAR), {})
 
-    return sharding.state_shapes(start, programs.params, _in_pages(programs, lookahead))
+    return sharding.state_shapes(start, programs.params, config)
 
 
 def _prompt(programs: Programs, lookahead: LookaheadConfig, with_pages: bool = False) -> Prefix:
     """Returns the shapes of a prompt that is being read, without its pages or with those of one row."""
-    config, paged = _config(programs, lookahead), _in_pages(programs, lookahead).paged and with_pages
+    config = _config(programs, lookahead)
 
     def start(params: Any) -> Prefix:
         prefix = rows.unread(params, config=config, capacity=programs.capacity)
-        if not paged:
+        if not with_pages:
             return prefix
         groups = mesh_lib.size(programs.mesh, DATA)
         pages = Pool(params, config, groups, programs.capacity, groups * programs.capacity)
@@ -159,6 +155,6 @@ def _prompt(programs: Programs, lookahead: LookaheadConfig, with_pages: bool = F
     prefix = jax.eval_shape(start, programs.params)
     if programs.mesh is None:
         return prefix
-    specs = sharding.prefix_specs(config.decoder, config.sources.readers, prefix, paged)
+    specs = sharding.prefix_specs(config.decoder, config.sources.readers, prefix)
     placed: Prefix = mesh_lib.shapes(prefix, programs.mesh, specs)
     return placed

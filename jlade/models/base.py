@@ -26,24 +26,16 @@ LONGEST = 2**31 - 1  # tokens of any text
 
 
 @flax.struct.dataclass
-class Pages:
-    """Entries of layers that hold whole texts, in pages that the sequences of a batch share.
-
-    Entry i of a sequence is entry i % S of the page `table[b, i // S]`. Sequences may have pages in common: those that
-    are full of tokens that their texts begin with. Page 0 belongs to none; places of `table` without a page name it.
-    """
-
-    layers: tuple[tuple[jax.Array, ...], ...]  # arrays of each layer as those of a `KVCache`, with P pages for B
-    table: jax.Array  # [B, N] int32
-
-
-@flax.struct.dataclass
 class KVCache:
     """Keys and values of the accepted tokens, one array per layer.
 
     Entry i of a sequence belongs to its token at position i. A layer with a sliding window may have fewer entries than
     the text has tokens. It is a ring, which keeps the last S tokens: the one at position p is in entry p % S. Rejected
     tokens never reach the cache, so S need not exceed the window.
+
+    The layers without a window may lie in pages, which the sequences share. Entry i of a sequence is then entry i % S
+    of the page `table[b, i // S]`. Sequences may have pages in common: those that are full of tokens that their texts
+    begin with. Page 0 belongs to none; places of the table without a page name it.
 
     The heads come before the entries, in the order that attention reads: with the entries first, programs for CPUs copy
     the whole cache in every step to transpose it.
@@ -56,7 +48,9 @@ class KVCache:
     # Of vectors in 8 bits, () for others: see `jlade.models.kv_rounding`
     key_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32; [B, 2, S] for the two parts of a latent
     value_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32
-    pages: Pages | None = None  # of the layers without a window, which the fields above then lack
+    # Of the layers in pages, which the fields above then lack: arrays of each as those above, with P pages for B
+    pages: tuple[tuple[jax.Array, ...], ...] = ()
+    table: jax.Array | None = None  # [B, N] int32, None for a cache without pages
 
     @property
     def arrays(self) -> dict[str, tuple[jax.Array, ...]]:
@@ -72,7 +66,7 @@ class KVCache:
     def layers_of(self, windows: Sequence[int | None]) -> list[tuple[jax.Array, ...]]:
         """Returns the arrays of all layers, given the window of each, in the order of a `BlockKV`."""
         others = iter(self.layers)
-        paged = others if self.pages is None else iter(self.pages.layers)
+        paged = others if self.table is None else iter(self.pages)
         return [next(paged if window is None else others) for window in windows]
 
     @property
@@ -205,23 +199,22 @@ def commit(
       cache, block_kv, indices, num_accepted: those of `Decoder.commit`.
       windows: the sliding window of each layer, None for a layer without; () if no layer has one.
     """
-    windows, pages = windows or [None] * len(block_kv), cache.pages
-    arrays, blocks = (tuple(zip(*layers, strict=True)) for layers in (cache.layers_of(windows), block_kv))
-    are_paged = [pages is not None and window is None for window in windows]
-    pairs = zip(arrays[0], windows, are_paged, strict=True)
-    kinds = tuple(Kind(keys.shape[2], window is not None, is_paged) for keys, window, is_paged in pairs)
+    windows, table = windows or [None] * len(block_kv), cache.table
+    layers, are_paged = cache.layers_of(windows), [table is not None and window is None for window in windows]
+    each = zip(layers, windows, are_paged, strict=True)
+    kinds = tuple(Kind(keys.shape[2], window is not None, is_paged) for (keys, *_), window, is_paged in each)
+    arrays, blocks = (tuple(zip(*every, strict=True)) for every in (layers, block_kv))
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
     are_short = any(kind.is_ring and kind.size <= 4 * indices.shape[1] for kind in kinds)
     on_gpu = write_slices if are_short else scatter
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
-    table = None if pages is None else pages.table
     written = jax.lax.platform_dependent(arrays, blocks, cache.length, indices, num_accepted, table, **forms)
     after = list(zip(zip(*written, strict=True), are_paged, strict=True))
-    if pages is not None:
-        pages = dataclasses.replace(pages, layers=tuple(layer for layer, is_paged in after if is_paged))
-    fields = zip(cache.arrays, zip(*(layer for layer, is_paged in after if not is_paged), strict=True), strict=True)
-    return dataclasses.replace(cache, **dict(fields), pages=pages, length=cache.length + num_accepted)
+    pages = tuple(layer for layer, is_paged in after if is_paged)
+    others = zip(*(layer for layer, is_paged in after if not is_paged), strict=True)
+    fields: dict[str, Any] = dict(zip(cache.arrays, others, strict=True))
+    return dataclasses.replace(cache, **fields, pages=pages, length=cache.length + num_accepted)
 
 
 def scatter(
@@ -238,7 +231,7 @@ def scatter(
 
     Args:
       layers, blocks, length, indices, num_accepted: arguments of `commit`.
-      table: that of `Pages`, if layers are in pages.
+      table: that of a `KVCache`, if layers are in pages.
       kinds: of each layer.
     """
     offset = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
@@ -423,7 +416,7 @@ def in_pages(shapes: KVCache, windows: Sequence[int | None], num_pages: int, siz
     table = jnp.zeros((batch_size, -(-capacity // size)), jnp.int32)
     rest = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dataclasses.replace(shapes, keys=(), values=()))
     fields = dict(zip(shapes.arrays, map(tuple, kept), strict=True))
-    return dataclasses.replace(rest, **fields, pages=Pages(tuple(pages), table) if pages else None)
+    return dataclasses.replace(rest, **fields, pages=tuple(pages), table=table if pages else None)
 
 
 def divisible(cache: Cache) -> int:

@@ -337,7 +337,7 @@ class Llama:
             zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
             if i in attend:
-                table = None if cache.pages is None or window is not None else cache.pages.table
+                table = cache.table if window is None else None
                 prefix, earlier = (*cached[source], cache.length, table), padded.get(source)
                 context = prefix, block_mask, positions, earlier, own, states.get(i)
                 hidden, kept, of_state = run(layer, hidden, rotation, scales, *context, window=window)

@@ -2,6 +2,7 @@
 
 import random
 import time
+import types
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import jlade
 from jlade import SamplingConfig
-from jlade.engine import pages
+from jlade.engine import pages, pool
 from jlade.engine.running import Running
 from tests.tiny import PAPER, RECURRENT, slow_but, tiny_llama
 
@@ -19,7 +20,6 @@ MODELS = {
     "a window": ({"sliding_windows": (5, None)}, None),
     "8 bits": ({}, "int8"),
     "recurrent": (RECURRENT, None),
-    "windows alone": ({"sliding_windows": (5, 5)}, None),
 }
 
 
@@ -87,7 +87,7 @@ def test_texts_are_those_of_each_request_alone(model, taken_out):
     for result, (prompt, each) in zip(results, kept, strict=True):
         expected = jlade.generate(params, prompt, lookahead=None, kv_dtype=kv_dtype, **each)
         np.testing.assert_array_equal(result.tokens[0, : result.lengths[0]], expected.tokens[0, : expected.lengths[0]])
-    assert bool(taken_out) == (model != "windows alone")
+    assert taken_out
     assert sum(request.num_taken_out for request in requests) == len(taken_out)
 
 
@@ -103,3 +103,20 @@ def test_a_prompt_that_is_read_has_the_pages_of_the_only_row(taken_out):
         expected = jlade.generate(params, prompt, max_new_tokens=number, eos_ids=(), lookahead=None)
         np.testing.assert_array_equal(result.tokens, expected.tokens)
     assert [request.num_taken_out for request in submitted] == [1, 0]
+
+
+def test_what_is_refused():
+    options = {"max_sequences": 2, "capacity": CAPACITY, "lookahead": None}
+    with pytest.raises(ValueError, match="cache_tokens must be at least 48, one row of capacity=48 in each .*, got 47"):
+        jlade.Engine(tiny_llama(), cache_tokens=47, **options)
+    with pytest.raises(ValueError, match="cache_tokens must be None for a model without layers .* pages, got 96"):
+        jlade.Engine(tiny_llama(sliding_windows=(5, 5)), cache_tokens=96, **options)
+
+
+@pytest.mark.parametrize(
+    ("platform", "attention", "expected"),
+    [("gpu", "plain", False), ("gpu", "gpu", True), ("tpu", "plain", True), ("cpu", "plain", True)],
+)
+def test_pages_are_not_the_default_where_attention_copies_them(platform, attention, expected):
+    decoder, device = types.SimpleNamespace(attention=attention), types.SimpleNamespace(platform=platform)
+    assert pool.reads_in_place(decoder, device) is expected
