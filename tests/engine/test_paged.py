@@ -107,9 +107,9 @@ def test_a_prompt_that_is_read_has_the_pages_of_the_only_row(taken_out):
 
 def test_what_is_refused():
     options = {"max_sequences": 2, "capacity": CAPACITY, "lookahead": None}
-    with pytest.raises(ValueError, match="cache_tokens must be at least 48, one row of capacity=48 in each .*, got 47"):
+    with pytest.raises(ValueError, match=r"cache_tokens must be at least 48, one row of capacity=48 .*, got 47"):
         jlade.Engine(tiny_llama(), cache_tokens=47, **options)
-    with pytest.raises(ValueError, match="cache_tokens must be None for a model without layers .* pages, got 96"):
+    with pytest.raises(ValueError, match=r"cache_tokens must be None for a model without layers .* pages, got 96"):
         jlade.Engine(tiny_llama(sliding_windows=(5, 5)), cache_tokens=96, **options)
 
 
