@@ -99,8 +99,8 @@ class PromptReader:
         self.num_tokens = self.num_cached = 0
         row = jax.eval_shape(self._unread)
         self.row_bytes = copies.num_bytes(row) // len(row.cache.length) + pool.row_bytes
-        if memory is None:
-            memory = self.row_bytes * num_rows
+        if memory is None:  # what does not lie in pages is kept by all groups of devices
+            memory = (copies.num_bytes(row) + pool.row_bytes) * num_rows
         self._sizes = copies.sizes(capacity) if memory else []
         # A shorter beginning saves no pass over the weights.
         self._least = config.chunks[-1][0]
