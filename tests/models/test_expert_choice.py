@@ -30,8 +30,8 @@ def plain(x, chosen, weights, matrices):
 def simulated(x, chosen, weights, matrices):
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
-    simulation = InterpretGPUParams()
-    return ways.tiled(x, chosen, weights, Experts(*matrices), "silu", load=3, interpret=simulation)
+    multiply = functools.partial(hopper.multiply, interpret=InterpretGPUParams())
+    return ways.tiled(x, chosen, weights, Experts(*matrices), "silu", hopper.rows_of_tile(3), multiply)
 
 
 def other_expert(x, chosen, weights, matrices):
