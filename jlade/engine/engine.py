@@ -39,7 +39,7 @@ from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prompts import HostArray, Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
-from jlade.mesh import DATA, device_of
+from jlade.mesh import device_of
 from jlade.models.base import Decoder, Params
 
 # More than any engine needs: a slip is an error before it takes memory.
@@ -195,16 +195,9 @@ class Engine:
         paged = has_pages and (cache_tokens is not None or pool_lib.reads_in_place(model, device))
         self._config = dataclasses.replace(self._config, paged=paged)
         beside = reading.may_read_beside(self._config, device)
-        least = capacity * mesh_lib.size(self._config.mesh, DATA)
-        if cache_tokens is None:
-            cache_tokens = max_sequences * capacity
-        elif check_int("cache_tokens", cache_tokens, 1) < least:
-            raise ValueError(
-                f"cache_tokens must be at least {least}, one row of capacity={capacity} in each group of devices along "
-                f"data, got {cache_tokens}"
-            )
+        num_tokens = pool_lib.check_tokens(cache_tokens, max_sequences, capacity, self._config)
         both = ahead.shapes(self._params), self._params
-        shapes, pool = (Pool(each, self._config, max_sequences, capacity, cache_tokens) for each in both)
+        shapes, pool = (Pool(each, self._config, max_sequences, capacity, num_tokens) for each in both)
         self._programs = Programs(self._params, self._config, widths, self._size, shapes, beside)
         self._reader = PromptReader(
             self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs, pool

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade import mesh as mesh_lib
+from jlade.config import check_int
 from jlade.decoding import ahead
 from jlade.decoding.sharding import BATCH, param_specs
 from jlade.decoding.state import DecodeConfig, DecodeState
@@ -61,8 +62,8 @@ class Pool:
     def layers(self) -> Layers:
         """The arrays of the pages, made when they are first asked for; shapes for shapes of parameters."""
         if self._layers is None:
-            size, number = self._allocators[0].size, self._allocators[0].number
-            self._layers = empty(self._params, config=self._config, number=number, size=size) if self.is_used else ()
+            sizes = {"number": self._allocators[0].number, "size": self.page_size}
+            self._layers = empty(self._params, config=self._config, **sizes) if self.is_used else ()
         return self._layers
 
     def clear(self) -> None:
@@ -101,11 +102,8 @@ class Pool:
         """The bytes of a page."""
         if not self.is_used:
             return 0
-        size, shapes = self._allocators[0].size, ahead.shapes(self._params)
-        make = functools.partial(empty, config=self._config, size=size)
-        one, two = (jax.eval_shape(functools.partial(make, number=number), shapes) for number in (0, 1))
-        one_bytes, two_bytes = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(each)) for each in (one, two))
-        return (two_bytes - one_bytes) // self.num_groups
+        first = functools.partial(empty, config=self._config, number=0, size=self.page_size)  # page 0 of each group
+        return mesh_lib.num_bytes(jax.eval_shape(first, ahead.shapes(self._params))) // self.num_groups
 
     def num_free(self, group: int) -> int:
         """Returns the pages of a group that no text holds."""
@@ -205,6 +203,19 @@ class Pool:
 
     def _padded(self, held: Sequence[int]) -> list[int]:
         return [*held, *[0] * (self._num_places - len(held))]
+
+
+def check_tokens(cache_tokens: Any, num_rows: int, capacity: int, config: DecodeConfig) -> int:
+    """Returns the tokens that the pages of an engine hold, checked, and the default ones for None."""
+    if cache_tokens is None:
+        return num_rows * capacity
+    least = capacity * mesh_lib.size(config.mesh, DATA)
+    if check_int("cache_tokens", cache_tokens, 1) < least:
+        raise ValueError(
+            f"cache_tokens must be at least {least}, one row of capacity={capacity} in each group of devices along "
+            f"data, got {cache_tokens}"
+        )
+    return int(cache_tokens)
 
 
 def has_pages(params: Params, decoder: Decoder) -> bool:

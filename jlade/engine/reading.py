@@ -6,7 +6,7 @@ On CPUs, whose passes take as long as their tokens, prompts are read alone.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -98,9 +98,10 @@ class PromptReader:
         self._pool = pool
         self.num_tokens = self.num_cached = 0
         row = jax.eval_shape(self._unread)
-        self.row_bytes = copies.num_bytes(row) // len(row.cache.length) + pool.row_bytes
-        if memory is None:  # what does not lie in pages is kept by all groups of devices
-            memory = (copies.num_bytes(row) + pool.row_bytes) * num_rows
+        rest = copies.num_bytes(row)  # of all groups of devices
+        self.row_bytes = rest // len(row.cache.length) + pool.row_bytes
+        if memory is None:  # what does not lie in pages is kept by all groups
+            memory = (rest + pool.row_bytes) * num_rows
         self._sizes = copies.sizes(capacity) if memory else []
         # A shorter beginning saves no pass over the weights.
         self._least = config.chunks[-1][0]
@@ -116,8 +117,10 @@ class PromptReader:
         self._prefixes = [prefixes_of(group) for group in range(pool.num_groups)]
         pool.make_room = lambda group: self._prefixes[group].drop_oldest()
 
-    def choose(self, job: Job, groups: Collection[int]) -> int:
+    def choose(self, job: Job, groups: Sequence[int]) -> int:
         """Returns the one of these groups of devices that has most of a prompt, and of equal ones most free pages."""
+        if len(groups) == 1:  # without a search of all that is kept
+            return groups[0]
         served = {group: self._prefixes[group].num_served(job.prompt[:-1]) for group in groups}
         return max(groups, key=lambda group: (served[group], self._pool.num_free(group)))
 

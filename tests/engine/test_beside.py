@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import random
-import time
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ import jlade
 from jlade import SamplingConfig
 from jlade.engine import reading, rows
 from tests.compilations import recorded
-from tests.engine.test_engine import SAMPLINGS, SHARED, alone, assert_equal, draw, engine
+from tests.engine.test_engine import SAMPLINGS, SHARED, alone, assert_equal, draw, engine, submit_at_random
 from tests.tiny import slow
 
 
@@ -38,28 +37,12 @@ def rounds(monkeypatch):
 def test_a_text_is_that_of_its_request_alone(setting, rounds):
     """Random requests arrive at random times from two threads; a part of them is cancelled on the way."""
     with engine(setting) as running:
-
-        def client(seed):
-            chance, made = random.Random(seed), []
-            for _ in range(10):
-                prompt, options = draw(chance)
-                request = running.submit(prompt, priority=chance.randint(0, 2), **options)
-                if chance.random() < 0.2:
-                    request.cancel()
-                elif chance.random() < 0.2:
-                    next(iter(request))
-                    request.cancel()
-                made.append((prompt, options, request))
-                time.sleep(chance.choice([0, 0, 0.01]))
-            return made
-
         together = []
         with running._worker._changed:  # until all are there, so that they are read in one pass
             for seed in range(3):
                 prompt, options = [seed] * 20, {"max_new_tokens": 5}
                 together.append((prompt, options, running.submit(prompt, **options)))
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            requests = [*together, *(each for made in pool.map(client, range(2)) for each in made)]
+        requests = [*together, *submit_at_random(running, num_clients=2, number=10)]
         ended = 0
         for prompt, options, request in requests:
             try:

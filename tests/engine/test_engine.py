@@ -115,29 +115,37 @@ def assert_equal(got, expected):
         np.testing.assert_allclose(got.top_logprobs, expected.top_logprobs[..., :number], atol=1e-5)
 
 
+def submit_at_random(running, num_clients, number):
+    """Returns the random requests that threads submit at random times: prompt, options and request of each.
+
+    A fifth of them is cancelled at once, and a fifth of the others after the first piece.
+    """
+
+    def client(seed):
+        chance, made = random.Random(seed), []
+        for _ in range(number):
+            prompt, options = draw(chance)
+            request = running.submit(prompt, priority=chance.randint(0, 2), **options)
+            if chance.random() < 0.2:
+                request.cancel()
+            elif chance.random() < 0.2:
+                next(iter(request))
+                request.cancel()
+            made.append((prompt, options, request))
+            time.sleep(chance.choice([0, 0, 0.01]))
+        return made
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return [each for made in pool.map(client, range(num_clients)) for each in made]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["windows", "tree", "adaptive", "latent"])
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
     memory = 20_000 if setting == "adaptive" else None  # of one prefix
     with engine(setting, prefix_memory=memory) as running:
-
-        def client(seed):
-            chance, made = random.Random(seed), []
-            for _ in range(12):
-                prompt, options = draw(chance)
-                request = running.submit(prompt, priority=chance.randint(0, 2), **options)
-                if chance.random() < 0.2:
-                    request.cancel()
-                elif chance.random() < 0.2:
-                    next(iter(request))
-                    request.cancel()
-                made.append((prompt, options, request))
-                time.sleep(chance.choice([0, 0, 0.01]))
-            return made
-
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            requests = [each for made in pool.map(client, range(3)) for each in made]
+        requests = submit_at_random(running, num_clients=3, number=12)
         ended = 0
         for prompt, options, request in requests:
             try:
