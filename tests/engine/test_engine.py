@@ -359,15 +359,15 @@ def test_requests_wait_for_their_own_programs_alone(compilations):
         assert [each.started for each in requests] == [None] * 4
         assert next(parts) == total - 1
         assert running.is_ready
-        usual = [each.result(timeout=300) for each in requests[:2]]
-        while running.num_running:  # what the others wait for depends on the rows that are free
-            time.sleep(0.01)
-        assert [each.started for each in requests[2:]] == [None] * 2
-        assert next(parts) == total - 2
-        assert next(parts) == total - 3
-        others = [each.result(timeout=300) for each in requests[2:]]
+        found = [each.result(timeout=300) for each in requests[:2]]
+        for number, request in enumerate(requests[2:], start=2):
+            while running.num_running:  # a request waits for the programs of the rows that are free
+                time.sleep(0.01)
+            assert request.started is None
+            assert next(parts) == total - number
+            found.append(request.result(timeout=300))
         assert list(parts) == list(range(total - 4, -1, -1))
-    for result, each in zip([*usual, *others], options, strict=True):
+    for result, each in zip(found, options, strict=True):
         assert_equal(result, alone(SHARED, {name: value for name, value in each.items() if "prompt" not in name}))
 
 
