@@ -53,10 +53,20 @@ def engine() -> Iterator[str]:
     yield f"at {even['ratio']:.2f} times the throughput of static batches of eight"
     yield f"with geometrically spaced lengths at {geometric['ratio']:.2f} times"
     load, hot = (read(name)["tokens_per_second"] for name in ("engine_load", "engine_load_hot"))
-    shares = [statistics.median(each["engine"]) / statistics.median(each["plain"]) for each in hot.values()]
+    real = read("engine_load_smollm2")["tokens_per_second"]
+    shares, gains, real_shares = (
+        [statistics.median(each["engine"]) / statistics.median(each["plain"]) for each in rates.values()]
+        for rates in (hot, load, real)
+    )
     yield "{:.2f}, {:.2f}, {:.2f} and {:.2f} times the throughput of an engine with".format(*shares)
-    gains = [statistics.median(each["engine"]) / statistics.median(each["plain"]) for each in load.values()]
     yield f"and greedy text at {min(gains):.1f} to {max(gains):.1f} times"
+    yield "is decoded at {:.2f}, {:.2f}, {:.2f} and {:.2f} times that throughput".format(*real_shares)
+    alone, late = (read("engine_long_smollm2")["between_pieces"][name] for name in ("alone", "with long prompts"))
+    yield f"is {1e3 * alone['median']:.0f} ms in the median and {1e3 * alone['p99']:.0f} ms for 99% of them"
+    yield (
+        f"it is {1e3 * late['median']:.0f} ms and {1e3 * late['p99']:.0f} ms, "
+        f"{late['p99'] / late['median']:.1f} times the median"
+    )
     kept = read("prefixes")
     yield f"has its first token {kept['second turn']['ratio']:.1f} times as fast as without prefixes"
     yield f"have theirs {kept['continuations']['ratio']:.1f} times as fast"
