@@ -33,7 +33,7 @@ def rounds(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("setting", ["windows", slow("tree"), slow("adaptive"), slow("paper"), slow("latent")])
+@pytest.mark.parametrize("setting", ["windows", slow("adaptive"), slow("latent")])
 def test_a_text_is_that_of_its_request_alone(setting, rounds):
     """Random requests arrive at random times from two threads; a part of them is cancelled on the way."""
     with engine(setting) as running:

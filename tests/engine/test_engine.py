@@ -140,7 +140,7 @@ def submit_at_random(running, num_clients, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["windows", "tree", "adaptive", "latent"])
+@pytest.mark.parametrize("setting", ["windows", "adaptive", "latent"])
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
     memory = 20_000 if setting == "adaptive" else None  # of one prefix

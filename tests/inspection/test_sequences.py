@@ -53,7 +53,7 @@ def test_shapes_are_those_of_a_running_engine(monkeypatch):
     found = sequences.from_shapes(programs_on(), SETTING, 2**30)
     assert found.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(PARAMS))
     with jlade.Engine(PARAMS, max_sequences=3, capacity=CAPACITY, lookahead=SETTING, max_grammar=1024) as engine:
-        engine.warm_up()
+        engine.generate([[1]] * 3, max_new_tokens=4)
         page = engine._running._pool.page_bytes
     number, held = max(states)
     assert number == 3
