@@ -17,7 +17,7 @@ import jax
 import pytest
 
 import jlade
-from benchmarks import scaling
+from benchmarks import device_report, scaling
 from jlade.config import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import settings
@@ -429,6 +429,10 @@ def shown_ms(each: dict[str, Any]) -> str:
 def three_digits(number: float) -> str:
     """Returns three digits, also where they end in 0."""
     return f"{number:#.3g}".rstrip(".")
+
+
+def device_numbers() -> Iterator[str]:
+    yield re.sub(r"```.*?```", "", device_report.page(ROOT / "benchmarks" / "results"), flags=re.DOTALL)
 
 
 def hosts() -> Iterator[str]:
@@ -844,6 +848,7 @@ FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "README.md": readme,
     "accelerators.md": accelerators,
     "choosing.md": choosing,
+    "device_numbers.md": device_numbers,
     "engine.md": engine,
     "grammar.md": grammar,
     "hosts.md": hosts,
