@@ -281,7 +281,7 @@ class Engine:
         """Adds a request to those that wait, and returns it at once.
 
         Args:
-          prompt: a string, or token ids.
+          prompt: a string, or token ids int[L].
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
           prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
