@@ -37,9 +37,11 @@ def main() -> None:
         directory, shape, small, device = arguments
         results = Results(Path(directory), shape, small, device)
         for section in SECTIONS:
-            print(f"\n{section.title}: measured, and the goal")
-            for row in section.rows(results):
-                print(f"{row.question:<66}{row.value or '-':>16}  {row.goal}")
+            rows = list(section.rows(results))
+            if any(row.value for row in rows):
+                print(f"\n{section.title}: measured, and the goal")
+                for row in rows:
+                    print(f"{row.question:<66}{row.value or '-':>16}  {row.goal}")
     elif command == "page":
         for directory in arguments:
             take_over(Path(directory))
@@ -130,7 +132,7 @@ def rates(results: Results) -> Iterator[Row]:
 def steps(results: Results) -> Iterator[Row]:
     part = functools.partial(results.parts("accelerator"), "steps")
     yield Row("plain, ms", shown("{:.2f}", part("step of 1, ms")))
-    of_blocks = {str(size): f"{size} tokens" for size in accelerator.BLOCKS}
+    of_blocks = {str(size): f"block of {size}" for size in accelerator.BLOCKS}
     others = {
         name: name for name, setting in accelerator.LOOKAHEAD.items() if setting not in accelerator.BLOCKS.values()
     }
@@ -155,7 +157,7 @@ def estimated(results: Results) -> Iterator[Row]:
     found = {each["block"]: each for each in results.read("estimate").get("rows", [])}
     for block in estimate.BLOCKS:
         each = found.get(block, {})
-        yield Row(f"{block} tokens, ms", shown("{:.2f}, {:.2f}", each.get("measured_ms"), each.get("ms")))
+        yield Row(f"block of {block}, ms", shown("{:.2f}, {:.2f}", each.get("measured_ms"), each.get("ms")))
 
 
 def versus(results: Results) -> Iterator[Row]:
@@ -203,7 +205,7 @@ def expert_kernels(results: Results) -> Iterator[Row]:
         if plain and kernel:
             ratios = [kernel["seconds"] / each for each in (plain["seconds"], kernel["floor_seconds"])]
         goal = "at most 1, 1.3" if tokens <= 120 else "at most 1"
-        yield Row(f"{shape}, {tokens} tokens", shown("{:.2f}, {:.2f}", *ratios), goal)
+        yield Row(f"{shape}, {tokens} token{'s' * (tokens > 1)}", shown("{:.2f}, {:.2f}", *ratios), goal)
     yield Row("largest relative error", errors(found), "that of plain JAX")
 
 
