@@ -281,7 +281,8 @@ INTRODUCTION = """\
 
 The shape of LLaMA 2 7B in bfloat16, unless a section says otherwise. [speed.md](speed.md#one-nvidia-h200) explains the
 measurements. An empty cell has not been measured. On a machine with the device, one command measures a whole column and
-writes this page; with the names of parts, such as `correctness decode`, it measures these.
+writes this page; with the names of parts, such as `correctness decode`, it measures these. Commit the page and the new
+files in `benchmarks/results`.
 
 ```sh
 benchmarks/gpu.sh
