@@ -8,7 +8,6 @@ python benchmarks/device_report.py page DIR      # copies those in DIR there fir
 import functools
 import itertools
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,29 +24,20 @@ from jlade.lookahead.names import label
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "device_numbers.md"
 SHAPE, SMALL = "7b", "1b"  # of the page
-KINDS = [
-    DEVICES[name].kind for name in ("h200", "h100", "a100", "v5e", "v5p", "v6e")
-]  # on the page without results too
+LISTED = ("h200", "h100", "a100", "v5e", "v5p", "v6e")  # on the page without results too
 BATCHES = (1, 4, 8)
 
 
 def main() -> None:
-    command, *arguments = sys.argv[1:]
-    if command == "table":
-        directory, shape, small, device = arguments
-        results = Results(Path(directory), shape, small, device)
-        for section in SECTIONS:
-            rows = list(section.rows(results))
-            if any(row.value for row in rows):
-                print(f"\n{section.title}: measured, and the goal")
-                for row in rows:
-                    print(f"{row.question:<66}{row.value or '-':>16}  {row.goal}")
-    elif command == "page":
-        for directory in arguments:
-            take_over(Path(directory))
-        PAGE.write_text(page(RESULTS), encoding="utf-8")
-    else:
-        raise SystemExit(f"the command must be table or page, got {command!r}")
+    match sys.argv[1:]:
+        case ["table", directory, shape, small, device]:
+            print_table(Results(Path(directory), shape, small, device))
+        case ["page", *directories]:
+            for directory in directories:
+                take_over(Path(directory))
+            PAGE.write_text(page(RESULTS), encoding="utf-8")
+        case arguments:
+            raise SystemExit(f"{__doc__}\ngot {arguments}")
 
 
 class Results(NamedTuple):
@@ -79,6 +69,16 @@ class Results(NamedTuple):
         """The results that there are, by the names of their files."""
         found = {f"{stem}_{self.device}.json": self.read(name) for name, stem in self._stems.items()}
         return {name: result for name, result in found.items() if result}
+
+
+def print_table(results: Results) -> None:
+    """Prints the sections of which anything was measured."""
+    for section in SECTIONS:
+        rows = list(section.rows(results))
+        if any(row.value for row in rows):
+            print(f"\n{section.title}: measured, and the goal")
+            for row in rows:
+                print(f"{row.question:<72}{row.value or '-':>16}  {row.goal}")
 
 
 class Row(NamedTuple):
@@ -316,7 +316,8 @@ class Column(NamedTuple):
 
 def page(directory: Path) -> str:
     """Returns the page of the results in a directory."""
-    columns = [Column.of(kind, directory) for kind in dict.fromkeys((*KINDS, *measured(directory)))]
+    listed = (DEVICES[name].kind for name in LISTED)
+    columns = [Column.of(kind, directory) for kind in dict.fromkeys((*listed, *measured(directory)))]
     lines = [INTRODUCTION]
     for section in SECTIONS:
         there = [column for column in columns if column.platform in section.on.split()]
@@ -362,7 +363,7 @@ def take_over(directory: Path) -> None:
         raise SystemExit(f"{directory} has no results of an accelerator at the shapes {SHAPE} and {SMALL}")
     for kind in kinds:
         for name in Results(directory, SHAPE, SMALL, file_name(kind)).all:
-            shutil.copyfile(directory / name, RESULTS / name)
+            (RESULTS / name).write_bytes((directory / name).read_bytes())
 
 
 if __name__ == "__main__":
