@@ -51,12 +51,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	mkdir -p build/examples  # of README.md and docs/, at their lines
-	for page in README.md docs/*.md; do \
-		awk '/^```/ { code = $$0 == "```python"; $$0 = "" } { print code ? $$0 : "" }' $$page \
-			> build/examples/$$(basename $$page .md).py || exit 1; \
-	done
-	$(BIN)/mypy build/examples
+	$(BIN)/python tools/user_types.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -79,17 +79,26 @@ def main() -> None:
         compare = _Comparison(prompts, expected, precision, options.attention)
         parts.run(precision, compare.with_plain)
         for lookahead in SETTINGS if precision == EXACT else SETTINGS[:1]:
-            adaptive = ", adaptive" if lookahead.relative_step_time else ""
-            name = f"{precision}: {label(lookahead)}{adaptive}"
-            parts.run(name, functools.partial(compare.with_lookahead, lookahead))
+            parts.run(greedy_part(precision, lookahead), functools.partial(compare.with_lookahead, lookahead))
     compare = _Comparison(prompts, expected, EXACT, options.attention)
     for lookahead in SAMPLED:
-        parts.run(f"{EXACT}, sampled: {label(lookahead)}", functools.partial(compare.sampled, lookahead))
+        parts.run(sampled_part(lookahead), functools.partial(compare.sampled, lookahead))
     parts.print()
     different = [name for name, part in parts.results.items() if EXACT in name and not _is_all(part)]
     if different:
         print(f"texts differ: {different}")
     sys.exit(parts.failed() or bool(different))
+
+
+def greedy_part(precision: str, lookahead: LookaheadConfig) -> str:
+    """Returns the name of the part that compares greedy texts with a setting."""
+    adaptive = ", adaptive" if lookahead.relative_step_time else ""
+    return f"{precision}: {label(lookahead)}{adaptive}"
+
+
+def sampled_part(lookahead: LookaheadConfig) -> str:
+    """Returns the name of the part that compares sampled texts with a setting."""
+    return f"{EXACT}, sampled: {label(lookahead)}"
 
 
 @dataclasses.dataclass

@@ -37,6 +37,7 @@ FULL = {
     "mixtral-8x7b": (8, 2, 4096, 14336),
 }
 TINY = {"tiny": (8, 2, 128, 64)}
+BLOCKS = (1, 8, 32, 120, 512)  # tokens
 LAYERS = 4
 
 
@@ -56,7 +57,7 @@ def main() -> None:
 
     table = Table("shape", "tokens", "floor, ms", "experts", "ms per layer", "x floor", "error")
     figures: list[dict[str, Any]] = []
-    shapes, blocks = (TINY, (1, 8)) if options.tiny else (FULL, (1, 8, 32, 120, 512))
+    shapes, blocks = (TINY, (1, 8)) if options.tiny else (FULL, BLOCKS)
     shapes = {name: sizes for name, sizes in shapes.items() if name in (options.shapes or shapes)}
     blocks = options.blocks or blocks
     facts = {"copy_bytes_per_second": rate, "dtype": options.dtype, "layers": LAYERS}

@@ -18,7 +18,7 @@
 # nothing: it runs a copy of this checkout, and prints what is missing first. If a part fails or takes too long, the
 # others still run, and the status is 1.
 #
-#     OUT=DIR        directory of the results (default: benchmarks/results)
+#     OUT=DIR        directory of the results (default: benchmarks/results, of which docs/device_numbers.md is written)
 #     PYTHON=python3
 #     SHAPE=7b       the large model; SHAPE=demo tries all parts on a CPU
 set -uo pipefail
@@ -43,7 +43,7 @@ cd "$copy" || exit 1
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${TMPDIR:-/tmp}/jlade-gpu-compiled}
 export PYTHONUNBUFFERED=1
 
-device=$("$python" benchmarks/gpu_report.py check) || { echo "$device"; exit 1; }
+device=$("$python" benchmarks/device_check.py) || { echo "$device"; exit 1; }
 name=${device##*$'\n'}
 echo "${device%$'\n'*}"
 
@@ -99,5 +99,8 @@ for part in "${parts[@]}"; do
       ;;
   esac
 done
-"$python" benchmarks/gpu_report.py table "$out" "$shape" "$small" "$name"
+"$python" benchmarks/device_report.py table "$out" "$shape" "$small" "$name"
+if [[ $shape == 7b && $out == "$root/benchmarks/results" ]]; then
+  "$python" "$root/benchmarks/device_report.py" page || status=1
+fi
 exit "$status"

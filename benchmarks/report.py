@@ -20,3 +20,8 @@ def write(path: str | None, result: dict[str, Any]) -> None:
     if path:
         text = json.dumps(provenance() | result, indent=1)
         pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def file_name(kind: str) -> str:
+    """Returns JAX's `device_kind` in the form that the names of result files contain."""
+    return "_".join(kind.lower().split())

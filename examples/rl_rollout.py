@@ -54,7 +54,7 @@ def make_cluster(engine: Any) -> RLCluster:
         rope_theta=1_000_000,
         norm_eps=1e-5,
     )
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    mesh = Mesh(np.array(jax.devices()[:1], object).reshape(1, 1), ("fsdp", "tp"))
     return RLCluster(
         actor=Llama3(config, rngs=nnx.Rngs(0)),
         tokenizer=Bytes(),
@@ -79,7 +79,7 @@ def main() -> None:
         print(f"epoch {epoch}: {last.lengths.sum()} tokens, {last.compression.mean():.2f} of a text per step")
         # A learner would score the texts and update the weights here; then it hands them to the engine.
         cluster.sync_weights()
-    print(f"log-probabilities of the first tokens: {np.round(out.logprobs[0][:4], 2).tolist()}")
+    print(f"log-probabilities of the first tokens: {[round(float(each), 2) for each in out.logprobs[0][:4]]}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import jax
 import pytest
 
 import jlade
-from benchmarks import scaling
+from benchmarks import device_report, scaling
 from jlade.config import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import settings
@@ -441,6 +441,10 @@ def three_digits(number: float) -> str:
     return f"{number:#.3g}".rstrip(".")
 
 
+def device_numbers() -> Iterator[str]:
+    yield re.sub(r"```.*?```", "", device_report.page(ROOT / "benchmarks" / "results"), flags=re.DOTALL)
+
+
 def hosts() -> Iterator[str]:
     """A billion prompts of 512 tokens and texts of 256 on 64 machines of eight H100s, by scaling.md."""
     prompts, machines, workers, size = 1e9, 64, 4, 10_000
@@ -854,6 +858,7 @@ FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "README.md": readme,
     "accelerators.md": accelerators,
     "choosing.md": choosing,
+    "device_numbers.md": device_numbers,
     "engine.md": engine,
     "grammar.md": grammar,
     "hosts.md": hosts,

@@ -19,7 +19,7 @@ from jlade.mesh import SHARED
 class NoRepeatedNgrams:
     """A constraint: no sequence of `size` tokens occurs twice in prompt and text (`no_repeat_ngram_size`).
 
-    The state is the text [C] int32, `NONE` after its end, and its length [] int32.
+    The state is the text, int32[C], with -1 after its end, and its length, int32[].
     """
 
     size: int = flax.struct.field(pytree_node=False)
@@ -51,10 +51,14 @@ class NoRepeatedNgrams:
 class BannedSequences:
     """A constraint: none of some sequences of tokens occurs in the text (`bad_words_ids`), made by `of`.
 
-    The state is the last tokens [L-1] int32, `NONE` before the text.
+    The state is the last tokens, int32[longest - 1], with -1 before the text.
+
+    Attributes:
+      sequences: int32[K, longest], K sequences, each at the end of its row, after -1.
+      vocab_size: V.
     """
 
-    sequences: Annotated[jax.Array, SHARED]  # [K, L] int32, each at the end of its row, after `NONE`
+    sequences: Annotated[jax.Array, SHARED]
     vocab_size: int = flax.struct.field(pytree_node=False)
 
     @classmethod

@@ -14,19 +14,19 @@ State = Any  # a pytree of arrays
 class Constraint(Protocol):
     """The tokens that a text may have: a pytree of arrays, such as a `flax.struct.dataclass`, with these methods.
 
-    Its arrays are [B, ...] for the sequences of a batch. Those of a field of the type `Annotated[jax.Array, SHARED]`
-    (`jlade.mesh.SHARED`) are the same for all. The methods are for one sequence, whose arrays have no B. They are pure
-    and traced: they may branch on shapes, not on values.
+    Its arrays are array[B, ...] for the sequences of a batch. Those of a field of the type
+    `Annotated[jax.Array, SHARED]` (`jlade.mesh.SHARED`) are the same for all. The methods are for one sequence, whose
+    arrays have no B. They are pure and traced: they may branch on shapes, not on values.
     """
 
     def start(self, tokens: jax.Array, length: jax.Array) -> State:
-        """Returns the state after a prompt, the first `length` [] of `tokens` [C] int32."""
+        """Returns the state after a prompt: the first `length`, int32[], of `tokens`, int32[C]."""
 
     def advance(self, state: State, token: jax.Array) -> State:
-        """Returns the state after a token [] int32. After a token that is not allowed it may be any state."""
+        """Returns the state after `token`, int32[]. After a token that is not allowed it may be any state."""
 
     def allowed(self, state: State) -> jax.Array:
-        """Returns the tokens that may come next [V] bool, at least one. An end token ends the text."""
+        """Returns the tokens that may come next, bool[V], at least one. An end token ends the text."""
 
 
 def guide(constraint: Constraint | None, state: State) -> Guide | None:

@@ -38,7 +38,8 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, step_times: dict[int, float], trials: tuple[Trial, ...]):
         super().__init__()
-        self.step_times, self.trials = step_times, trials
+        self.step_times: dict[int, float] = step_times
+        self.trials: tuple[Trial, ...] = trials
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

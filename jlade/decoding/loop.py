@@ -65,14 +65,19 @@ def run_steps(
 ) -> DecodeState:
     """Makes steps in place until every sequence has ended, at most `max_steps`, in one compiled program.
 
-    With `stop_at` it returns as soon as no more than this many sequences are running. Other numbers compile nothing.
-
-    With `until` [B] int32, sequences of fewer tokens than their prompts read them, in the same forward passes in which
-    the others make steps. It returns as soon as one of them has `until` tokens, without which it does not go on.
-
     It takes over the buffers of `state.memory`, so `state` must not be used afterwards. Its other arrays, which are
     small, may be shared with the caller. A loop of these calls costs what `jlade.decode` costs, and the time to
     start a program in each round.
+
+    Args:
+      params: the decoder's parameters.
+      state: result of `jlade.start`, `jlade.step` or an earlier call.
+      config: the static settings.
+      max_steps: int32[] or an int. Other numbers compile nothing.
+      stop_at: int32[] or an int: it returns as soon as no more than this many sequences are running. Other numbers
+        compile nothing.
+      until: int32[B]. Sequences of fewer tokens than their prompts read them, in the same forward passes in which the
+        others make steps. It returns as soon as one of them has `until` tokens, without which it does not go on.
     """
     small = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
     stop_at = None if stop_at is None else jnp.int32(stop_at)

@@ -158,7 +158,7 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
 
     Args:
       prefix, inputs, config: of `prefill`.
-      places: [B] int32, the places of the sequences in the batch whose key they share; by default 0 to B-1.
+      places: int32[B], the places of the sequences in the batch whose key they share; by default 0 to B-1.
 
     Raises:
       ValueError: when the capacity is too small; see `jlade.decode`.

@@ -26,20 +26,30 @@ REJECTION, WINDOW = np.uint32(2**31), np.uint32(2**31 + 1)
 
 @flax.struct.dataclass
 class Sampling:
-    """`SamplingConfig` as arrays: [B] for a batch, [] for a sequence.
+    """`SamplingConfig` as arrays of B sequences; those of one sequence lack B.
 
     A control that no sequence uses is None and not in the program. A sequence without a control that another one uses
     has its neutral value; see `to_arrays`.
+
+    Attributes:
+      temperature: float32[B], below 1e-5 for greedy.
+      top_k: int32[B], at most V.
+      top_p: float32[B], infinity for all tokens.
+      min_p: float32[B].
+      repetition_penalty: float32[B].
+      presence_penalty: float32[B].
+      frequency_penalty: float32[B].
+      logit_bias: float32[B, V].
     """
 
-    temperature: jax.Array | None = None  # float32, below `LEAST_TEMPERATURE` for greedy
-    top_k: jax.Array | None = None  # int32, at most V
-    top_p: jax.Array | None = None  # float32
-    min_p: jax.Array | None = None  # float32
-    repetition_penalty: jax.Array | None = None  # float32
-    presence_penalty: jax.Array | None = None  # float32
-    frequency_penalty: jax.Array | None = None  # float32
-    logit_bias: jax.Array | None = None  # [..., V] float32
+    temperature: jax.Array | None = None
+    top_k: jax.Array | None = None
+    top_p: jax.Array | None = None
+    min_p: jax.Array | None = None
+    repetition_penalty: jax.Array | None = None
+    presence_penalty: jax.Array | None = None
+    frequency_penalty: jax.Array | None = None
+    logit_bias: jax.Array | None = None
 
     @property
     def filters(self) -> bool:

@@ -34,23 +34,23 @@ class Inputs:
     """The arrays of a request: B sequences of up to C tokens each.
 
     Attributes:
-      prompts: [B, C] int32. C, the capacity, covers each prompt and the tokens generated after it.
-      lengths: [B] int32, tokens of each prompt, at least 1.
+      prompts: int32[B, C]. C, the capacity, covers each prompt and the tokens generated after it.
+      lengths: int32[B], tokens of each prompt, at least 1.
       stopping: limits, end tokens and stop strings.
-      key: made by `jax.random.key`, one for all sequences [] or one for each [B]. It decides the noise of sampled
-        tokens, which is independent between sequences, and the first window, which affects the number of steps but not
-        the text. Sequence b draws its noise with `fold_in(key, b)`, or with `fold_in(key[b], 0)` as if it were alone.
-        From a key of another implementation than threefry2x32 one of that is derived first.
+      key: key[] for all sequences, or key[B] with one for each. It decides the noise of sampled tokens, which is
+        independent between sequences, and the first window, which affects the number of steps but not the text.
+        Sequence b draws its noise with `fold_in(key, b)`, or with `fold_in(key[b], 0)` as if it were alone. From a key
+        of another implementation than threefry2x32 one of that is derived first.
       sampling: how tokens are drawn; greedy by default.
-      costs: [L] float32, the time of a step at each level of `lookahead.adaptive.levels`, in plain steps. Decoding is
-        then adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at full
-        width.
+      costs: float32[levels], the time of a step at each level of `lookahead.adaptive.levels`, in plain steps. Decoding
+        is then adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at
+        full width.
       cache: in the shape of `Decoder.init_cache` for C tokens. It holds the first `cache.length` tokens of each prompt,
         which are not computed again; at most all but the last. None for an empty cache.
-      sources: the initial states [B, ...] of sources of drafts, by their names, such as the n-grams of "pool"; with
-        `cache`, those that were made with it. Absent ones are empty.
+      sources: the initial states of sources of drafts, array[B, ...] in each array, by their names, such as the n-grams
+        of "pool"; with `cache`, those that were made with it. Absent ones are empty.
       corpus: other texts in which drafts are searched, for all sequences. None for no other texts.
-      has_drafts: [B] bool, whether steps verify drafts for a sequence; None for all sequences. Where no sequence that
+      has_drafts: bool[B], whether steps verify drafts for a sequence; None for all sequences. Where no sequence that
         runs has any, steps are plain.
       constraint: the tokens that the texts may have; None for any.
     """
@@ -68,7 +68,7 @@ class Inputs:
     constraint: Constraint | None = None
 
     def rows(self, indices: np.ndarray) -> Self:
-        """Returns the inputs of the sequences with these indices [n]. What all share stays as it is.
+        """Returns the inputs of the sequences with these indices, int[n]. What all share stays as it is.
 
         A sequence whose key is of its own keeps its noise; one that shares a key draws that of its new place.
         """
@@ -92,10 +92,15 @@ class Inputs:
 
 @flax.struct.dataclass
 class Prefix:
-    """The result of reading prompts, all but their last tokens."""
+    """The result of reading prompts, all but their last tokens.
 
-    cache: Cache  # None before the first token is read
-    sources: dict[str, State] = flax.struct.field(default_factory=dict)  # [B, ...], of sources that read prompts
+    Attributes:
+      cache: in the shape of `Decoder.init_cache` for C tokens; None before the first token is read.
+      sources: the states of sources that read prompts, by their names, array[B, ...] in each array.
+    """
+
+    cache: Cache
+    sources: dict[str, State] = flax.struct.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,19 +172,33 @@ class DecodeState:
     """The state between two steps, for B sequences of up to C tokens each.
 
     The current token is the last of `num_tokens`. The model has not read it yet, so the cache holds one entry less.
+
+    Attributes:
+      tokens: int32[B, C], prompt and accepted tokens.
+      num_tokens: int32[B], of prompt and text.
+      num_steps: int32[B], forward passes made; prefill is not counted.
+      done: bool[B], whether the text has ended.
+      inputs: the request without prompts, cache and sources; its key is the threefry key of each sequence, key[B].
+      memory: the cache, and the drafts for the next step with the states of their sources.
+      window: int32[B, N - 1, W].
+      counts: how often each token occurs in prompt and text, int32[B, V] each; None when no control counts tokens.
+      stop_state: int32[B], of `StopStrings`; None without stop strings.
+      constraint_state: array[B, ...] in each array; None without a constraint.
+      pace: of adaptive steps; None when every step has the full width.
+      info: what steps record: no step depends on it.
     """
 
-    tokens: jax.Array  # [B, C] int32, prompt and accepted tokens
-    num_tokens: jax.Array  # [B] int32
-    num_steps: jax.Array  # [B] int32, forward passes made; prefill is not counted
-    done: jax.Array  # [B] bool
-    inputs: Inputs  # the request without prompts, cache and sources; its key is the threefry key of each sequence [B]
+    tokens: jax.Array
+    num_tokens: jax.Array
+    num_steps: jax.Array
+    done: jax.Array
+    inputs: Inputs
     memory: Memory
-    window: jax.Array  # [B, N-1, W] int32
-    counts: TokenCounts | None  # fields [B, V], None when no control counts tokens
-    stop_state: jax.Array | None  # [B] int32, None without stop strings
-    constraint_state: Any  # [B, ...] in every array; None without a constraint
-    pace: Annotated[Pace | None, SHARED]  # None when every step has the full width
+    window: jax.Array
+    counts: TokenCounts | None
+    stop_state: jax.Array | None
+    constraint_state: Any
+    pace: Annotated[Pace | None, SHARED]
     info: Info
 
     @property

@@ -15,20 +15,30 @@ class StopStrings:
 
     A state is the longest suffix of the generated text that is a proper prefix of one of the sequence's stop strings.
     `jlade.generation.stop_strings` builds it.
+
+    Attributes:
+      next_state: int16[S, V] for S states, the one after a token, or ~state when the token completes a stop string.
+      start: int32[B], the initial state of each sequence.
     """
 
-    # [S, V] int16, the state after a token, or ~state when the token completes a stop string
     next_state: Annotated[jax.Array, SHARED]
-    start: jax.Array  # [B] int32, the initial state of each sequence
+    start: jax.Array
 
 
 @flax.struct.dataclass
 class Stopping:
-    """When the texts of B sequences end. Tokens are counted from the end of the prompt."""
+    """When the texts of B sequences end. Tokens are counted from the end of the prompt.
 
-    max_new_tokens: jax.Array  # [B] int32, at least 1
-    eos_ids: jax.Array  # [B, K] int32, padded with -1
-    min_new_tokens: jax.Array | None = None  # [B] int32; before it, end tokens are banned and stop strings are ignored
+    Attributes:
+      max_new_tokens: int32[B], at least 1.
+      eos_ids: int32[B, K], up to K end tokens of each, padded with -1.
+      min_new_tokens: int32[B]; before it, end tokens are banned and stop strings are ignored. None for 0.
+      strings: None without stop strings.
+    """
+
+    max_new_tokens: jax.Array
+    eos_ids: jax.Array
+    min_new_tokens: jax.Array | None = None
     strings: StopStrings | None = None
 
 

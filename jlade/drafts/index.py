@@ -16,12 +16,19 @@ FAN = 64  # blocks that are compared at once
 
 @flax.struct.dataclass
 class TextIndex:
-    """Texts of S tokens, and the places in them sorted by the K tokens before each; arrays of NumPy or of JAX."""
+    """Texts of S tokens, and the places in them sorted by the K tokens before each; arrays of NumPy or of JAX.
 
-    tokens: jax.Array  # [S] int32, each text followed by `tree.NONE`
-    order: jax.Array  # [S/B, B] int32, the sorted places; of equal ones the later one is last
-    keys: jax.Array  # [S/B, K] int32, the tokens before the first place of each block, the last one first
-    latest: jax.Array  # [S/B, K, R] int32, of the places that share 1 to K tokens with that one, the latest; 0 for none
+    Attributes:
+      tokens: int32[S], each text followed by -1.
+      order: int32[S / 64, 64], the sorted places in blocks; of equal ones the later one is last.
+      keys: int32[S / 64, K], the tokens before the first place of each block, the last one first.
+      latest: int32[S / 64, K, R], of the places that share 1 to K tokens with that one, the latest R; 0 for none.
+    """
+
+    tokens: jax.Array
+    order: jax.Array
+    keys: jax.Array
+    latest: jax.Array
 
 
 def candidates(index: TextIndex, last: jax.Array) -> jax.Array:

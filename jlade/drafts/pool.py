@@ -84,34 +84,39 @@ class Pool(Source):
 
 @flax.struct.dataclass
 class NGramPool:
-    """The pool of one sequence, R buckets of S n-grams; [B, ...] for a batch.
+    """The pool of one sequence, R buckets of S n-grams; of a batch with another first axis, B.
 
     The n-grams of a bucket are one row: TPUs pad the last dimension of an array to 128, and would pad each n-gram.
+
+    Attributes:
+      rows: int32[R, S * N], newest n-gram first, then -1.
+      ngram_size: N.
+      vocab_size: V.
     """
 
-    rows: jax.Array  # [R, S * N] int32, newest n-gram first, then `NONE`
-    ngram_size: int = flax.struct.field(pytree_node=False)  # N
-    vocab_size: int = flax.struct.field(pytree_node=False)  # V
+    rows: jax.Array
+    ngram_size: int = flax.struct.field(pytree_node=False)
+    vocab_size: int = flax.struct.field(pytree_node=False)
 
     @classmethod
     def of(cls, ngrams: jax.Array, vocab_size: int) -> Self:
-        """Returns the pool of the n-grams [..., R, S, N] int32; those of token t are in bucket t modulo R."""
+        """Returns the pool of the n-grams int32[..., R, S, N]; those of token t are in bucket t modulo R."""
         *buckets, slots, ngram_size = ngrams.shape
         return cls(ngrams.reshape(*buckets, slots * ngram_size), ngram_size, vocab_size)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[..., R, S, N]."""
+        """Of `ngrams`: the axis B of a batch, then R, S and N."""
         *buckets, size = self.rows.shape
         return *buckets, size // self.ngram_size, self.ngram_size
 
     @property
     def ngrams(self) -> jax.Array:
-        """[..., R, S, N] int32."""
+        """int32[..., R, S, N]."""
         return self.rows.reshape(self.shape)
 
     def fan_out(self) -> list[np.ndarray]:
-        """Returns for each of a batch of pools the number of n-grams of each token that has any."""
+        """Returns for each of a batch of pools the number of n-grams of each token that has any, int[keys]."""
         return [np.unique(first[first != NONE], return_counts=True)[1] for first in self._first_tokens()]
 
     def _first_tokens(self) -> np.ndarray:

@@ -83,12 +83,19 @@ class Recycled(Source):
 
 @flax.struct.dataclass
 class RecycledLogits:
-    """The most probable next tokens of one sequence, best first, `NONE` where none are known; [B, ...] for a batch."""
+    """The most probable next tokens of one sequence, best first, -1 where none are known; of a batch with an axis B.
 
-    after_token: jax.Array  # [V, k] int32
-    pairs: jax.Array  # [P, 2] int32, the pairs that have a place
-    after_pair: jax.Array  # [P, k] int32
-    last: jax.Array  # [k] int32, those among which the model chose the current token
+    Attributes:
+      after_token: int32[V, 8], after each token.
+      pairs: int32[P, 2], the pairs of tokens that have one of P places.
+      after_pair: int32[P, 8], after each of these pairs.
+      last: int32[8], those among which the model chose the current token.
+    """
+
+    after_token: jax.Array
+    pairs: jax.Array
+    after_pair: jax.Array
+    last: jax.Array
 
 
 class Template(NamedTuple):

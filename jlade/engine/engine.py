@@ -135,7 +135,8 @@ class Engine:
         check_int("remember", remember, 0)
         check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)
         check_int("max_grammar", max_grammar, 0, MOST_GRAMMAR)
-        self.max_sequences, self._max_prediction = max_sequences, max_prediction
+        self.max_sequences: int = max_sequences
+        self._max_prediction = max_prediction
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self.max_sequences
         options = Options(
@@ -179,12 +180,13 @@ class Engine:
             decoder=decoder,
             mesh=mesh,
         )
-        capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
+        self.capacity: int = rows.check_capacity(capacity, self._config.decoder.max_positions)
+        capacity = self.capacity
         self._params = sharding.put_params(params, self._config.mesh)
         predicts = "prediction" in self._config.lookahead.sources
         recalled = RECALLED if remember and predicts else 0
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs, recalled)
-        self.remembered = Remembered(remember if recalled else 0)
+        self.remembered: Remembered = Remembered(remember if recalled else 0)
         device = device_of(params, self._config.mesh)
         model = self._config.decoder
         has_pages = pool_lib.has_pages(self._params, model)
@@ -281,7 +283,7 @@ class Engine:
         """Adds a request to those that wait, and returns it at once.
 
         Args:
-          prompt: a string, or token ids.
+          prompt: a string, or token ids int[L].
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
           prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,

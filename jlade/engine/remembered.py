@@ -53,7 +53,8 @@ class Remembered:
         self._texts: dict[tuple[str, bytes], Text] = {}  # the most recently used last
         self._of_key: dict[str, set[tuple[str, bytes]]] = {}
         self._lock = threading.Lock()
-        self.num_bytes = self.num_changes = 0
+        self.num_bytes: int = 0
+        self.num_changes: int = 0
 
     def __len__(self) -> int:
         """Returns the number of texts."""

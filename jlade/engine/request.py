@@ -25,7 +25,9 @@ class Request:
       num_cached: tokens of the prompt that were not read, as an earlier text begins with them; 0 until reading begins.
       num_drafted: tokens that the steps of the pieces so far have verified.
       num_taken_out: times that it lost its row, as requests before it needed its pages.
-      prompt_logprobs: of the prompt, once it has been read; None if they were not asked for, or of a prompt of 1 token.
+      prompt_logprobs: of the tokens of the prompt but the first, once it has been read: `logprobs` float32[L - 1],
+        `top_tokens` int32[L - 1, K] and `top_logprobs` float32[L - 1, K]. None if they were not asked for, or of a
+        prompt of 1 token.
     """
 
     def __init__(self, cancel: Callable[[], None]):

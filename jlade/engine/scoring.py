@@ -16,11 +16,17 @@ from jlade.models.base import Cache, Params
 
 
 class PromptLogProbs(NamedTuple):
-    """The log-probabilities of a prompt of T tokens under the model, in NumPy: of all tokens but the first."""
+    """The log-probabilities of a prompt under the model, in NumPy: of all tokens but the first.
 
-    logprobs: np.ndarray  # [T - 1] float32
-    top_tokens: np.ndarray  # [T - 1, K] int32, the most probable ones in their places, -1 for none
-    top_logprobs: np.ndarray  # [T - 1, K] float32, of these
+    Attributes:
+      logprobs: float32[L - 1].
+      top_tokens: int32[L - 1, K], the most probable ones in their places, -1 for none.
+      top_logprobs: float32[L - 1, K], of these.
+    """
+
+    logprobs: np.ndarray
+    top_tokens: np.ndarray
+    top_logprobs: np.ndarray
 
     @classmethod
     def join(cls, parts: list[LogProbs], number: int) -> "PromptLogProbs":

@@ -37,7 +37,7 @@ class Corpus:
 
     Attributes:
       index: the texts and their sorted places, arrays of NumPy.
-      followers: tokens [n] int32, and the most frequent tokens after each of them [n, k] int32.
+      followers: tokens int32[n], and the 8 most frequent tokens after each of them int32[n, 8], -1 for none.
     """
 
     index: TextIndex
@@ -47,7 +47,7 @@ class Corpus:
         """Indexes texts.
 
         Args:
-          texts: strings or token ids.
+          texts: strings or token ids, int[L].
           tokenizer: of the model, needed for strings; `params.tokenizer` of parameters from `jlade.load`.
 
         Raises:
@@ -58,7 +58,7 @@ class Corpus:
 
     @classmethod
     def of(cls, index: TextIndex, followers: tuple[np.ndarray, np.ndarray]) -> "Corpus":
-        """Returns the corpus with these attributes."""
+        """Returns the corpus of an index and its `followers`, int32[n] and int32[n, 8]."""
         corpus = cls.__new__(cls)
         corpus._set(index, followers)
         return corpus

@@ -26,7 +26,7 @@ class Streamer(Protocol):
     """The streamers of transformers: they receive the prompt, then tokens as they are generated."""
 
     def put(self, value: np.ndarray, /) -> Any:
-        """Receives the prompt [1, L], or the next tokens [1 to N]."""
+        """Receives the prompt, int32[1, L], or the next tokens, int32[T]."""
 
     def end(self) -> Any:
         """Marks the end of the tokens."""
@@ -45,9 +45,9 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
 
     Args:
       params: the model's parameters, as `jlade.load` returns them.
-      prompt: a string, token ids (a sequence or an array), or a list of B of these, of any lengths. A sequence of a
-        batch gets the result that it would get alone. A padded batch [B, L] comes with `attention_mask`, or with it in
-        a mapping that has "input_ids", as tokenizers of transformers return it.
+      prompt: a string, token ids (a sequence or an array int[L]), or a list of B of these, of any lengths. A sequence
+        of a batch gets the result that it would get alone. A padded batch int[B, L] comes with `attention_mask`, or
+        with it in a mapping that has "input_ids", as tokenizers of transformers return it.
       streamer: an object like transformers' streamers, for one prompt; it receives NumPy arrays.
       max_new_tokens: most tokens to generate after each prompt, 1 or more, for all prompts or one for each; by default
         as many as the model's positions leave, up to 256.
@@ -62,8 +62,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer`, or a
         tokenizer of transformers that is built on one. By default that of the parameters as `jlade.load` returned them;
         other parameters have none.
-      attention_mask: [B, L] of 1 for the tokens of padded prompts and 0 for padding, on either side, which is left out;
-        by default there is no padding.
+      attention_mask: int[B, L], 1 for the tokens of padded prompts and 0 for padding, on either side, which is left
+        out; by default there is no padding.
       parse_special: whether the names of special tokens in a string prompt, like "</s>", become these tokens; True by
         default. With False, for text from others, they are plain characters.
       eos_ids: token ids that end a text, for all prompts or a sequence of them for each; by default the checkpoint's
@@ -71,10 +71,10 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       stop: strings that end a text, wherever in the generated tokens they begin and end, for all prompts or a sequence
         of them for each; the text is cut before them. By default the checkpoint's own, `()` for none. They need
         `tokenizer`.
-      key: a key of `jax.random`, of any implementation, or an array of one for each prompt; `jax.random.key(0)` by
-        default. It decides sampled text; the lookahead does not, unless verification is "rejection". With a key for
-        each prompt, the text does not depend on the rest of the batch either: it is that of the prompt alone with its
-        key, given as a key or as an array of one. A key changes no greedy text, only the number of its steps.
+      key: key[] of any implementation, or key[B] with one for each prompt; `jax.random.key(0)` by default. It decides
+        sampled text; the lookahead does not, unless verification is "rejection". With a key for each prompt, the text
+        does not depend on the rest of the batch either: it is that of the prompt alone with its key, given as key[] or
+        key[1]. A key changes no greedy text, only the number of its steps.
       grammar: what each text may be, a `jlade.Grammar` for all prompts, or one or None for each; by default any text. A
         whole text ends with an end token. It needs `tokenizer`.
       constraint: a rule for all prompts, such as `jlade.NoRepeatedNgrams` or your own (see `jlade.Constraint`), or a
@@ -88,15 +88,15 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         the beginning that the state has read is not read again, and the state's pool is used further. The text is the
         same. A state of one sequence serves a whole batch: the common beginning is read once.
       pool: initial n-grams, for example `Generation.state.pool` of another call or the result of `jlade.load_pool`; one
-        for all prompts, with rows [R, S·N], or one for each, with rows [B, R, S·N] (see `jlade.NGramPool`). By default
-        no call sees the n-grams of another.
+        for all prompts, with rows int32[R, S * N] of R buckets of S n-grams, or one for each, with rows
+        int32[B, R, S * N] (see `jlade.NGramPool`). By default no call sees the n-grams of another.
       corpus: other texts in which drafts are searched as in the text itself, such as earlier texts of the same user: a
-        list of strings, token ids, or `Generation.state` of earlier calls, whose recycled logits are used too; or a
-        `jlade.Corpus`, which is indexed once for many calls. For all prompts. It needs a `lookahead` with a tree and
-        "suffix" among its sources; "auto" ignores it where it has none.
+        list of strings, token ids int[L], or `Generation.state` of earlier calls, whose recycled logits are used too;
+        or a `jlade.Corpus`, which is indexed once for many calls. For all prompts. It needs a `lookahead` with a tree
+        and "suffix" among its sources; "auto" ignores it where it has none.
       prediction: a text that the generated one is expected to resemble, such as the file that it edits, as a string or
-        token ids; a list of one for each prompt of a batch. Drafts follow it, up to 60 tokens a step, and find their
-        place again after a difference. It needs a `lookahead` with a tree; "auto" ignores it where it has none.
+        token ids int[L]; a list of one for each prompt of a batch. Drafts follow it, up to 60 tokens a step, and find
+        their place again after a difference. It needs a `lookahead` with a tree; "auto" ignores it where it has none.
       learn: whether `lookahead="auto"` uses the times of earlier calls, and the time of this one for later calls; True
         by default. With False equal calls make equal steps.
       logprobs: whether to return the log-probabilities of the tokens; False by default.

@@ -31,24 +31,39 @@ class Generation:
 
     Results that were not asked for are None. Their types have `Any` in its place, so that a type checker lets those who
     asked for them use them.
+
+    Attributes:
+      tokens: int32[B, max_new_tokens], -1 after the end of a sequence.
+      lengths: int32[B], tokens generated, including an end token.
+      steps: int[B], forward passes; prefill is not counted.
+      accepted: int32[B, max(steps)], tokens accepted in each step, 0 after a sequence's last step.
+      finish_reason: of each sequence, "eos", "stop", "length" or "error".
+      text: of each sequence, without special tokens; None without a tokenizer.
+      logprobs: float32[B, max_new_tokens], of the tokens under the model, NaN after the end of a sequence.
+      processed_logprobs: float32[B, max_new_tokens], the same after `sampling`'s processing, at temperature 1 where it
+        is 0.
+      top_tokens: int32[B, max_new_tokens, K], the most probable ones under the model, -1 for none.
+      top_logprobs: float32[B, max_new_tokens, K], of these, NaN after the end of a sequence.
+      statistics: of steps and drafts.
+      state: to continue from; see `jlade.generate`.
     """
 
-    tokens: np.ndarray  # [B, max_new_tokens] int32, -1 after the end of a sequence
-    lengths: np.ndarray  # [B] tokens generated, including an end token
-    steps: np.ndarray  # [B] forward passes; prefill is not counted
-    accepted: np.ndarray  # [B, max(steps)] tokens accepted in each step, 0 after a sequence's last step
-    finish_reason: tuple[str, ...]  # [B], each "eos", "stop", "length" or "error"
-    text: tuple[str, ...] | Any  # [B], without special tokens; None without a tokenizer
-    logprobs: np.ndarray | Any  # [B, max_new_tokens] float32 under the model, NaN after the end of a sequence
-    processed_logprobs: np.ndarray | Any  # the same after `sampling`'s processing, at temperature 1 where it is 0
-    top_tokens: np.ndarray | Any  # [B, max_new_tokens, K] int32, the most probable ones under the model, -1 for none
-    top_logprobs: np.ndarray | Any  # [B, max_new_tokens, K] float32, of these, NaN after the end of a sequence
+    tokens: np.ndarray
+    lengths: np.ndarray
+    steps: np.ndarray
+    accepted: np.ndarray
+    finish_reason: tuple[str, ...]
+    text: tuple[str, ...] | Any
+    logprobs: np.ndarray | Any
+    processed_logprobs: np.ndarray | Any
+    top_tokens: np.ndarray | Any
+    top_logprobs: np.ndarray | Any
     statistics: "Statistics | Any"
-    state: DecodeState | Any  # to continue from; see `jlade.generate`
+    state: DecodeState | Any
 
     @property
     def compression(self) -> np.ndarray:
-        """[B] tokens per step."""
+        """float64[B], tokens per step."""
         return self.lengths / self.steps
 
     def __repr__(self) -> str:
@@ -71,30 +86,51 @@ class Piece:
     """The tokens and the text that a step added to a stream, or the steps of an engine's round.
 
     Types are those of `Generation`.
+
+    Attributes:
+      tokens: int32[T].
+      text: None without a tokenizer; may lag behind the tokens, and is never taken back.
+      accepted: int32[steps], tokens accepted in each step, T together.
+      logprobs: float32[T], of the tokens under the model.
+      top_tokens: int32[T, K], the most probable ones.
+      top_logprobs: float32[T, K], of these.
+      generation: the whole result with the last piece, else None.
     """
 
-    tokens: np.ndarray  # [T] int32
-    text: str | Any  # None without a tokenizer; may lag behind the tokens, and is never taken back
-    accepted: np.ndarray  # [steps] tokens accepted in each step, T together
-    logprobs: np.ndarray | Any  # [T] float32 under the model
-    top_tokens: np.ndarray | Any  # [T, K] int32
-    top_logprobs: np.ndarray | Any  # [T, K] float32
-    generation: Generation | Any  # the whole result with the last piece, else None
+    tokens: np.ndarray
+    text: str | Any
+    accepted: np.ndarray
+    logprobs: np.ndarray | Any
+    top_tokens: np.ndarray | Any
+    top_logprobs: np.ndarray | Any
+    generation: Generation | Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Counts of steps, accepted tokens and the final pool, as NumPy arrays [B]. A step is a forward pass after prefill.
+    """Counts of steps, accepted tokens and the final pool, in NumPy. A step is a forward pass after prefill.
 
     The fan-out of a key, a first token, is the number of its n-grams in the pool. Its mean, median and maximum are over
     the keys that have one, 0 in an empty pool.
+
+    Attributes:
+      steps: int32[B].
+      accepted_histogram: int[B, A], steps that accepted 1, 2, ... A tokens, the most that a step can accept.
+      num_drafted: int32[B, max(steps)], tokens that each step verified; 0 after the last step.
+      contributed: int[B] for each source, tokens accepted from it.
+      steps_with_accepted: int[B], steps that accepted more than one token.
+      keys: int[B], keys in the pool.
+      ngrams: int[B], n-grams in the pool.
+      mean_fan_out: float64[B].
+      median_fan_out: float64[B].
+      max_fan_out: int[B].
     """
 
     steps: np.ndarray
-    accepted_histogram: np.ndarray  # [B, A] steps that accepted 1, 2, ... A tokens, the most that a step can accept
-    num_drafted: np.ndarray  # [B, max(steps)] tokens that each step verified; 0 after the last step
-    contributed: dict[str, np.ndarray]  # tokens accepted from each source [B]
-    steps_with_accepted: np.ndarray  # steps that accepted more than one token
+    accepted_histogram: np.ndarray
+    num_drafted: np.ndarray
+    contributed: dict[str, np.ndarray]
+    steps_with_accepted: np.ndarray
     keys: np.ndarray
     ngrams: np.ndarray
     mean_fan_out: np.ndarray
@@ -103,17 +139,17 @@ class Statistics:
 
     @property
     def steps_with_draft(self) -> np.ndarray:
-        """[B] steps for which there was a draft."""
+        """int[B], steps for which there was a draft."""
         return (self.num_drafted > 0).sum(axis=1)
 
     @property
     def draft_rate(self) -> np.ndarray:
-        """[B] share of the steps for which there was a draft."""
+        """float64[B], share of the steps for which there was a draft."""
         return self.steps_with_draft / self.steps
 
     @property
     def accepted_rate(self) -> np.ndarray:
-        """[B] share of the steps that accepted more than one token."""
+        """float64[B], share of the steps that accepted more than one token."""
         return self.steps_with_accepted / self.steps
 
 

@@ -62,8 +62,8 @@ class Proposer:
             raise ValueError(f"memory must be 0 or a power of two, got {self.memory!r}")
         self.num_tokens = num_tokens
         num_known = LONGEST * sum(map(len, self.corpus))
-        self.known = NGrams(max(LEAST, 1 << (2 * num_known).bit_length()))  # sparse, so that few are replaced
-        self.answers = NGrams(self.memory)
+        self.known: NGrams = NGrams(max(LEAST, 1 << (2 * num_known).bit_length()))  # sparse, so that few are replaced
+        self.answers: NGrams = NGrams(self.memory)
         self.learn(self.corpus)
 
     def learn(self, texts: Sequence[Sequence[int]]) -> None:
@@ -163,10 +163,10 @@ class NGrams:
 
     def __init__(self, size: int):
         """Makes an empty table of `size` slots, a power of two, or 0."""
-        self.hashes = np.zeros(size, np.uint64)  # 0 in empty slots
-        self.tokens = np.zeros(size, np.int32)
-        self.is_empty = True
-        self.shift = np.uint64(64 - max(size.bit_length() - 1, 1))
+        self.hashes: np.ndarray = np.zeros(size, np.uint64)  # 0 in empty slots
+        self.tokens: np.ndarray = np.zeros(size, np.int32)
+        self.is_empty: bool = True
+        self.shift: np.uint64 = np.uint64(64 - max(size.bit_length() - 1, 1))
 
     def insert(self, contexts: np.ndarray, tokens: np.ndarray) -> None:
         """Adds tokens [P] int32 after their contexts [P, K], in this order."""

@@ -16,8 +16,8 @@ from jlade.models.kv_rounding import TILE
 
 Params = Any  # the model's own pytree of arrays
 Cache = Any  # a `KVCache`, or a pytree of the decoder's own; see `Decoder`
-# Keys and values [B, T, KV heads, head_dim] of a block, per layer; keys alone where they are the values. In 8 bits they
-# are followed by their scales [B, T, KV heads].
+# Keys and values array[B, T, KH, D] of a block, per layer; keys alone where they are the values. In 8 bits they are
+# followed by their scales float32[B, T, KH].
 BlockKV = Sequence[tuple[jax.Array, ...]]
 Layers = tuple[tuple[jax.Array, ...], ...]  # keys, then values and scales of both where there are, per layer
 
@@ -39,32 +39,45 @@ class KVCache:
 
     The heads come before the entries, in the order that attention reads: with the entries first, programs for CPUs copy
     the whole cache in every step to transpose it.
+
+    Attributes:
+      keys: array[B, KH, S, D] of each layer, which may differ in all but B: of its dtype, KV heads, entries and size.
+      values: array[B, KH, S, D] of each layer; () where the keys are the values.
+      length: int32[B], tokens before the next block.
+      states: array[B, ...] in each array, of recurrent layers, which each token changes.
+      key_scales: float32[B, KH, S] of each layer in 8 bits, float32[B, 2, S] for the two parts of a latent; () for
+        other dtypes, see `jlade.models.kv_rounding`.
+      value_scales: float32[B, KH, S] likewise.
+      pages: array[P, KH, S, D] of the layers in P pages, which the fields above then lack: keys, values and scales of
+        each, as those above.
+      table: int32[B, places], the pages of each sequence; None for a cache without pages.
     """
 
-    keys: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim], where layers may differ in all but B
-    values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]; () where the keys are the values
-    length: jax.Array  # [B] int32, tokens before the next block
-    states: Any = ()  # [B, ...] in every array, of recurrent layers, which each token changes
-    # Of vectors in 8 bits, () for others: see `jlade.models.kv_rounding`
-    key_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32; [B, 2, S] for the two parts of a latent
-    value_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32
-    # Of the layers in pages, which the fields above then lack: arrays of each as those above, with P pages for B
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    length: jax.Array
+    states: Any = ()
+    key_scales: tuple[jax.Array, ...] = ()
+    value_scales: tuple[jax.Array, ...] = ()
     pages: tuple[tuple[jax.Array, ...], ...] = ()
-    table: jax.Array | None = None  # [B, N] int32, None for a cache without pages
+    table: jax.Array | None = None
 
     @property
     def arrays(self) -> dict[str, tuple[jax.Array, ...]]:
-        """The arrays of all layers that have entries, by their fields; those that there are."""
+        """The arrays of all layers that have entries, array[B, KH, S, ...], by their fields; those that there are."""
         names = "keys", "values", "key_scales", "value_scales"
         return {name: arrays for name in names if (arrays := getattr(self, name))}
 
     @property
     def layers(self) -> list[tuple[jax.Array, ...]]:
-        """The arrays of each layer that is not in pages, in the order of a `BlockKV`."""
+        """The arrays of each layer that is not in pages, array[B, KH, S, ...], in the order of a `BlockKV`."""
         return list(zip(*self.arrays.values(), strict=True))
 
     def layers_of(self, windows: Sequence[int | None]) -> list[tuple[jax.Array, ...]]:
-        """Returns the arrays of all layers, given the window of each, in the order of a `BlockKV`."""
+        """Returns the arrays of all layers, given the window of each, in the order of a `BlockKV`.
+
+        They are array[B, KH, S, ...], or array[P, KH, S, ...] in pages.
+        """
         others = iter(self.layers)
         paged = others if self.table is None else iter(self.pages)
         return [next(paged if window is None else others) for window in windows]
@@ -89,7 +102,7 @@ class Decoder(Protocol):
     a pytree, such as a `flax.struct.dataclass`. jlade puts sequences into it and takes them out, and changes its
     capacity; the rest is left to `forward` and `commit`. It has
 
-    - `length`, [B] int32, the tokens before the next block, and any other arrays [B, ...];
+    - `length`, int32[B], the tokens before the next block, and any other arrays array[B, ...];
     - arrays that a larger capacity extends with zeros, at the ends of their axes: those of a text of n tokens are the
       same in all capacities of n or more, but for these zeros;
     - `divisible`, the number of tokens of the longest text that can be shortened: with a smaller `length`, it is the
@@ -131,24 +144,24 @@ class Decoder(Protocol):
 
         Args:
           params: the model's parameters.
-          tokens: [B, T] int32, 0 to V-1.
-          positions: [B, T] int32, absolute, in any order. A guess may be at or past `max_positions`. Its result is not
+          tokens: int32[B, T], 0 to V-1.
+          positions: int32[B, T], absolute, in any order. A guess may be at or past `max_positions`. Its result is not
             used, but its keys and values must not be NaN: 0 * NaN is NaN, which would reach the other tokens.
           cache: the tokens before the block. Only entries below `cache.length` are seen; the others hold any finite
             numbers. Entry i of a full ring has the last position p < `cache.length` with p % S = i.
-          block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. `block_mask[..., q, k]` lets token q see
-            token k. The mask is a tree's: a token sees itself and a path before it in the block, of which each token
-            sees the earlier ones.
+          block_mask: bool[T, T], or bool[B, T, T] with a mask for each sequence. `block_mask[..., q, k]` lets token q
+            see token k. The mask is a tree's: a token sees itself and a path before it in the block, of which each
+            token sees the earlier ones.
 
         Returns:
-          The hidden states [B, T, E], floating, and the block's keys and values, a `BlockKV` for the function
-          `commit`. Only `Decoder.commit` reads the latter, so they may be another pytree: also the arrays of the cache
-          with the block written to spare entries, from which accepted tokens are then moved. On a mesh with an axis
-          `lookahead` its arrays must be [B, T, ...]: those of the accepted tokens are exchanged.
+          The hidden states float[B, T, E], and the block's keys and values, a `BlockKV` for the function `commit`.
+          Only `Decoder.commit` reads the latter, so they may be another pytree: also the arrays of the cache with the
+          block written to spare entries, from which accepted tokens are then moved. On a mesh with an axis `lookahead`
+          its arrays must be array[B, T, ...]: those of the accepted tokens are exchanged.
         """
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """Returns the float32 logits [B, R, V] of the next tokens from hidden states [B, R, E]."""
+        """Returns the logits float32[B, R, V] of the next tokens from R hidden states of each text, float[B, R, E]."""
 
     def commit(self, cache: Cache, block_kv: Any, indices: jax.Array, num_accepted: jax.Array) -> Cache:
         """Returns the cache with the accepted tokens of each sequence's block appended, in the order of `indices`.
@@ -160,9 +173,9 @@ class Decoder(Protocol):
         Args:
           cache: the argument of `forward`.
           block_kv: the result of `forward`.
-          indices: [B, A] int32, 0 to T-1, of tokens in the block. The first `num_accepted` of each sequence were
+          indices: int32[B, A], 0 to T-1, of tokens in the block. The first `num_accepted` of each sequence were
             accepted, a path as above, and the others rejected.
-          num_accepted: [B] int32, 0 to A, and at most the number of free entries, which a ring does not limit.
+          num_accepted: int32[B], 0 to A, and at most the number of free entries, which a ring does not limit.
 
         Returns:
           The new cache, with the shapes and dtypes of the old one.

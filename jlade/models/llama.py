@@ -143,17 +143,27 @@ class LlamaLayer:
 class LlamaParams:
     """Parameters of a LLaMA model and its configuration.
 
-    `jlade.load` sets `tokenizer` on those that it returns. It is no part of the pytree: programs do not depend on it,
-    and changed parameters, for example those of `jax.tree.map`, do not have it.
+    Attributes:
+      embedding: float[V, E].
+      layers: the parameters of each layer.
+      norm: float[E].
+      output: float[V, E], or of few bits; None if the embedding is also the output matrix.
+      config: the model's shape.
+      norm_bias: float[E], None for models without.
+      output_bias: float[V], None for models without.
+      per_layer: embeddings of tokens for each layer, None for models without.
+      tokenizer: that of the checkpoint. `jlade.load` sets it on the parameters that it returns. It is no part of the
+        pytree: programs do not depend on it, and changed parameters, for example those of `jax.tree.map`, do not have
+        it.
     """
 
-    embedding: jax.Array  # [V, E]
+    embedding: jax.Array
     layers: tuple[LlamaLayer, ...]
-    norm: jax.Array  # [E]
-    output: jax.Array | None  # [V, E], None if the embedding is also the output matrix
+    norm: jax.Array
+    output: jax.Array | None
     config: LlamaConfig = flax.struct.field(pytree_node=False)
-    norm_bias: jax.Array | None = None  # [E], None for models without
-    output_bias: jax.Array | None = None  # [V]
+    norm_bias: jax.Array | None = None
+    output_bias: jax.Array | None = None
     per_layer: PerLayer | None = None
     tokenizer: ClassVar[Any] = None
 

@@ -66,8 +66,8 @@ def check_decoder(
     Args:
       decoder: the model.
       params: its parameters, trained or random.
-      reference: an ordinary forward pass of the same model with the same parameters, from tokens [L] int32 to logits
-        [L, V], for texts of 15 tokens.
+      reference: an ordinary forward pass of the same model with the same parameters, from tokens int32[L] to logits
+        float[L, V], for texts of 15 tokens.
       tolerance: largest accepted difference between equal results, in units of their standard deviation. By default
         the square root of the machine epsilon of the coarsest dtype in parameters and cache: 0.0003 for float32, 0.09
         for bfloat16.

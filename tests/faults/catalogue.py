@@ -1625,6 +1625,20 @@ FAULTS = (
         ("tests/drafts/test_sources.py::test_the_highest_logits_are_found",),
     ),
     Fault(
+        "the accepted tokens of a result have another dtype than its docstring says",
+        "jlade/generation/results.py",
+        "np.diff(kept, axis=1, prepend=0).astype(np.int32)",
+        "np.diff(kept, axis=1, prepend=0)",
+        ("tests/test_shapes.py::test_results_have_their_shapes",),
+    ),
+    Fault(
+        "the docstring of a cache has its axes in another order",
+        "jlade/models/base.py",
+        "keys: array[B, KH, S, D] of each layer",
+        "keys: array[B, S, KH, D] of each layer",
+        ("tests/test_shapes.py::test_arguments_and_states_have_their_shapes",),
+    ),
+    Fault(
         "a device takes the tokens of its slice for the first ones",
         "jlade/vocabulary.py",
         "token = self.first + place",
