@@ -10,7 +10,7 @@ import functools
 import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ COPIES = "copy"
 MODEL = (HEADS, COPIES)
 
 LEAST_BYTES = 1024  # of `gather`, which sends this times a power of two, so that few programs are compiled
+P = ParamSpec("P")
+T = TypeVar("T")
 Specs = Any  # a pytree of PartitionSpec, a prefix of that of the arrays
 SHARED = "shared by the sequences of a batch"  # of a dataclass's field, in `typing.Annotated`
 
@@ -186,10 +188,97 @@ def num_bytes(tree: Any) -> int:
 
 
 @contextlib.contextmanager
-def transfers() -> Iterator[None]:
-    """Lets arrays come from the host, and texts return to it, also under a `jax.transfer_guard` of the caller."""
-    with jax.transfer_guard("allow"):
+def apart() -> Iterator[None]:
+    """Leaves the caller's `jax.set_mesh` and `jax.transfer_guard`, so that arrays come from the host and return to it."""
+    leaves = not jax.sharding.get_abstract_mesh().empty
+    with jax.transfer_guard("allow"), jax.set_mesh(None) if leaves else contextlib.nullcontext():  # type: ignore[arg-type]
         yield
+
+
+def settled(tree: Any) -> Any:
+    """Returns the arrays of a pytree, those on a mesh with Explicit axes on the same mesh with Auto ones, uncopied."""
+    if not any(map(_is_explicit, jax.tree.leaves(tree))):
+        return tree
+    with apart():
+        return jax.tree.map(lambda x: _with_types(x, AxisType.Auto) if _is_explicit(x) else x, tree)
+
+
+def _with_types(array: jax.Array, axis_type: AxisType) -> jax.Array:
+    """Returns an array on its mesh with axes of this type."""
+    sharding: Any = array.sharding
+    axes = sharding.mesh.axis_names
+    mesh = Mesh(sharding.mesh.devices, axes, axis_types=(axis_type,) * len(axes))
+    return jax.device_put(array, NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind))
+
+
+def everywhere(function: Callable[P, T]) -> Callable[P, T]:
+    """Returns a function of pytrees that runs under `jax.set_mesh`, and on meshes with Explicit axes.
+
+    Called eagerly, it runs apart from the caller's mesh: arrays keep their places, and results on a mesh have axes of
+    the caller's types. In a program of the caller the axes are Auto for it, and its results are whole on each device.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        of_caller = jax.sharding.get_abstract_mesh()
+        if of_caller.empty and not _is_explicit(_first(args)):
+            return function(*args, **kwargs)
+        if _is_traced():
+            return _in_program(function, *args, **kwargs)
+        with apart():
+            args, kwargs = settled((args, kwargs))
+            result = function(*args, **kwargs)
+            if of_caller.explicit_axes or of_caller.empty:
+                result = jax.tree.map(lambda x: _with_types(x, AxisType.Explicit) if _is_on_mesh(x) else x, result)
+            return result
+
+    return call
+
+
+def _in_program(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns the result of a function in a program that is being traced."""
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+    set_by_caller = jax.sharding.get_abstract_mesh()
+    meshes = [set_by_caller, *(jax.typeof(array).sharding.mesh for array in arrays.values())]
+    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+    if mesh is None:
+        return function(*args, **kwargs)
+
+    def run(*arrays_in_auto: jax.Array) -> T:
+        given = dict(zip(arrays, arrays_in_auto, strict=True))
+        args, kwargs = jax.tree.unflatten(structure, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+        return function(*args, **kwargs)
+
+    whole = NamedSharding(mesh, PartitionSpec())
+    result: T = jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=whole)(*arrays.values())
+    return result
+
+
+def _is_traced() -> bool:
+    """Whether a program is being traced, in which no mesh can be set."""
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:
+        return True
+    return False
+
+
+def _first(tree: Any) -> Any:
+    """Returns the first leaf of a pytree, or None, without a look at the others."""
+    while tree is not None and not isinstance(tree, jax.Array):
+        children = jax.tree_util.default_registry.flatten_one_level(tree)
+        tree = next(iter(children[0]), None) if children else None
+    return tree
+
+
+def _is_explicit(array: Any) -> bool:
+    """Whether an array, or one of a program that is being traced, is on a mesh with Explicit axes."""
+    return isinstance(array, jax.Array) and AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types
+
+
+def _is_on_mesh(array: Any) -> bool:
+    return isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding)
 
 
 def fetch(tree: Any) -> Any:

@@ -43,11 +43,11 @@ def prepare(params: Params, prompt: Prompts, options: Options) -> tuple[Inputs, 
     Raises:
       TypeError, ValueError: as `jlade.generate` does.
     """
-    request = make(params, prompt, options)
+    request = make(mesh_lib.settled(params), prompt, options)
     return request.inputs, request.config
 
 
-@mesh_lib.transfers()
+@mesh_lib.apart()
 def make(
     params: Params, prompt: Prompts, options: Options, batch_size: int | None = None, capacity: int | None = None
 ) -> DecodeRequest:
