@@ -145,6 +145,12 @@ def shard(function: Callable[..., Any], mesh: Mesh | None, in_specs: Specs, out_
     """
     if mesh is None:
         return function
+    of_caller = jax.sharding.get_abstract_mesh()
+    if not of_caller.empty and of_caller != mesh.abstract_mesh:
+        raise ValueError(
+            f"config has a mesh of {label(mesh)}, and the program that it is used in runs on one with the axes "
+            f"{', '.join(map(str, of_caller.axis_names))}: leave out mesh=, and the parameters on this mesh"
+        )
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
@@ -191,24 +197,32 @@ def num_bytes(tree: Any) -> int:
 def apart() -> Iterator[None]:
     """Leaves the caller's `jax.set_mesh` and `jax.transfer_guard`, so that arrays come from the host and return to it."""
     leaves = not jax.sharding.get_abstract_mesh().empty
-    with jax.transfer_guard("allow"), jax.set_mesh(None) if leaves else contextlib.nullcontext():  # type: ignore[arg-type]
+    with jax.transfer_guard("allow"), jax.set_mesh(None) if leaves else contextlib.nullcontext():
         yield
 
 
 def settled(tree: Any) -> Any:
     """Returns the arrays of a pytree, those on a mesh with Explicit axes on the same mesh with Auto ones, uncopied."""
-    if not any(map(_is_explicit, jax.tree.leaves(tree))):
+    return _with_types(tree, AxisType.Auto, _is_explicit)
+
+
+def _with_types(tree: Any, axis_type: AxisType, is_chosen: Callable[[Any], bool]) -> Any:
+    """Returns the arrays of a pytree, the chosen ones on their mesh with axes of this type."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = {i: _with_type(leaf.sharding, axis_type) for i, leaf in enumerate(leaves) if is_chosen(leaf)}
+    if not places:
         return tree
     with apart():
-        return jax.tree.map(lambda x: _with_types(x, AxisType.Auto) if _is_explicit(x) else x, tree)
+        placed = jax.device_put([leaves[i] for i in places], list(places.values()))
+    for i, array in zip(places, placed, strict=True):
+        leaves[i] = array
+    return jax.tree.unflatten(structure, leaves)
 
 
-def _with_types(array: jax.Array, axis_type: AxisType) -> jax.Array:
-    """Returns an array on its mesh with axes of this type."""
-    sharding: Any = array.sharding
-    axes = sharding.mesh.axis_names
-    mesh = Mesh(sharding.mesh.devices, axes, axis_types=(axis_type,) * len(axes))
-    return jax.device_put(array, NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind))
+def _with_type(sharding: NamedSharding, axis_type: AxisType) -> NamedSharding:
+    mesh: Any = sharding.mesh
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(axis_type,) * len(mesh.axis_names))
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def everywhere(function: Callable[P, T]) -> Callable[P, T]:
@@ -229,7 +243,7 @@ def everywhere(function: Callable[P, T]) -> Callable[P, T]:
             args, kwargs = settled((args, kwargs))
             result = function(*args, **kwargs)
             if of_caller.explicit_axes or of_caller.empty:
-                result = jax.tree.map(lambda x: _with_types(x, AxisType.Explicit) if _is_on_mesh(x) else x, result)
+                result = _with_types(result, AxisType.Explicit, _is_on_mesh)
             return result
 
     return call
@@ -240,6 +254,11 @@ def _in_program(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     leaves, structure = jax.tree.flatten((args, kwargs))
     arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
     set_by_caller = jax.sharding.get_abstract_mesh()
+    if varying := {axis for array in arrays.values() for axis in jax.typeof(array).mat.varying}:
+        raise ValueError(
+            f"jlade.{function.__name__} needs check_vma=False of the jax.shard_map that it is called in: its loops begin "
+            f"with values that are equal on all devices, and the arrays that it got vary along {', '.join(varying)}"
+        )
     meshes = [set_by_caller, *(jax.typeof(array).sharding.mesh for array in arrays.values())]
     mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
     if mesh is None:

@@ -175,7 +175,7 @@ def _convert(arrays: Arrays, config: LlamaConfig, dtype: np.dtype, layout: str |
         )
         for name, array in arrays.items()
     }
-    config, tensors = model_tensors(held, config, SOURCE)  # type: ignore[arg-type]
+    config, tensors = model_tensors(held, config, SOURCE)
 
     def read(name: str, shape: Shape) -> jax.Array:
         return _values(name, tensors[name]).reshape(shape).astype(dtype_of_name(name, config, dtype))

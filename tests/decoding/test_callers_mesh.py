@@ -129,7 +129,7 @@ def test_each_device_decodes_its_own_prompts(kind):
 
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(decode, in_specs=(P(), specs), out_specs=P("fsdp"), check_vma=False)
-        tokens, ends = jax.jit(mapped)(jax.reshard(divided(tiny_llama(), mesh), P()), inputs)
+        tokens, ends = jax.jit(mapped)(jax.reshard(divided(tiny_llama(), mesh), P()), jax.device_put(inputs, specs))
     rows = zip(jax.device_get(tokens), inputs.lengths, ends, strict=True)
     assert [row[begin:end].tolist() for row, begin, end in rows] == wanted
 
@@ -145,3 +145,17 @@ def test_arrays_are_adopted_where_they_are():
         ]
     out = jlade.generate(params, PROMPTS, **OPTIONS)
     assert_same_texts(out, expected())
+
+
+def test_what_a_program_of_the_caller_cannot_have_is_said():
+    mesh = callers_mesh("explicit")
+    inputs, config = jlade.prepare(tiny_llama(), PROMPTS, **OPTIONS)
+    specs = jlade.input_specs(inputs, config, "fsdp")
+    decode = functools.partial(jlade.decode, config=config)
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"needs check_vma=False .* vary along fsdp"):
+        mapped = jax.shard_map(decode, in_specs=(P(), specs), out_specs=P("fsdp"))
+        jax.eval_shape(mapped, tiny_llama(), jax.device_put(inputs, specs))
+    inputs, config = jlade.prepare(tiny_llama(), PROMPTS, mesh=jlade.make_mesh(data=2), **OPTIONS)
+    decode = functools.partial(jlade.decode, config=config)
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match="mesh of data 2, .* on one with the axes fsdp, tensor"):
+        jax.eval_shape(decode, tiny_llama(), inputs)
