@@ -125,14 +125,14 @@ def decode_apart(params: jlade.LlamaParams, prompts: list[list[int]], num_tokens
     keys = jax.random.split(jax.random.key(0), len(prompts))
     sampling = jlade.SamplingConfig(temperature=0.7)
     inputs, config = jlade.prepare(params, prompts, max_new_tokens=num_tokens, sampling=sampling, key=keys)
+    specs = jlade.input_specs(inputs, config, AXIS)
 
-    @functools.partial(
-        jax.shard_map, in_specs=(P(), jlade.input_specs(inputs, config, AXIS)), out_specs=P(AXIS), check_vma=False
-    )
+    @jax.jit
+    @functools.partial(jax.shard_map, in_specs=(P(), specs), out_specs=P(AXIS), check_vma=False)
     def decode(params: jlade.LlamaParams, inputs: jlade.Inputs) -> jax.Array:
         return jlade.decode(params, inputs, config).tokens
 
-    return np.asarray(jax.jit(decode)(params, inputs))
+    return np.asarray(decode(jax.reshard(params, P()), jax.device_put(inputs, specs)))
 
 
 def main(num_rounds: int = 3, num_updates: int = 60, num_tokens: int = 32) -> None:

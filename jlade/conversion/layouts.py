@@ -50,13 +50,15 @@ AXES = {
     "expert_down": "NXE",
 }
 
+JOINED = {"Q": "HD", "P": "KD"}  # axes of a tree that are several
+
 
 class Source(NamedTuple):
     """An array of a tree that holds one of jlade's.
 
     Attributes:
       name: in the tree, or in a layer of it.
-      axes: of the array, those of `AXES` in another order.
+      axes: of the array, those of `AXES` in another order; see `JOINED`.
       part: index along one more axis before them, of `parts` elements; None without that axis.
     """
 
@@ -120,9 +122,9 @@ _OF_LLAMA = {
     "key": (Source("attn.k_proj.w", "EKD"),),
     "value": (Source("attn.v_proj.w", "EKD"),),
     "attention_output": (Source("attn.o_proj.w", "HDE"),),
-    "query_bias": (Source("attn.q_bias", "HD"), Source("attn.q_proj.bias", "HD")),
-    "key_bias": (Source("attn.k_bias", "KD"), Source("attn.k_proj.bias", "KD")),
-    "value_bias": (Source("attn.v_bias", "KD"), Source("attn.v_proj.bias", "KD")),
+    "query_bias": (Source("attn.q_bias", "Q"),),
+    "key_bias": (Source("attn.k_bias", "P"),),
+    "value_bias": (Source("attn.v_bias", "P"),),
     "query_norm": (Source("attn.q_norm.w", "D"),),
     "key_norm": (Source("attn.k_norm.w", "D"),),
     "mlp_norm": (Source("post_attention_layernorm.w", "E"),),
@@ -142,8 +144,8 @@ _OF_GEMMA = {
     "key": (Source("attn.kv_einsum.w", "KED", 0, 2), Source("attn.qkv_einsum.w", "KED", 1, 3)),
     "value": (Source("attn.kv_einsum.w", "KED", 1, 2), Source("attn.qkv_einsum.w", "KED", 2, 3)),
     "attention_output": (Source("attn.attn_vec_einsum.w", "HDE"),),
-    "query_norm": (Source("attn._query_norm.scale", "D"), Source("attn.query_norm.scale", "D")),
-    "key_norm": (Source("attn._key_norm.scale", "D"), Source("attn.key_norm.scale", "D")),
+    "query_norm": (Source("attn._query_norm.scale", "D"),),
+    "key_norm": (Source("attn._key_norm.scale", "D"),),
     "attention_post_norm": (Source("post_attention_norm.scale", "E"), Source("post_attn_norm.scale", "E")),
     "mlp_norm": (Source("pre_ffw_norm.scale", "E"),),
     "gate": (
@@ -241,6 +243,7 @@ class _Reader:
         self.used: set[str] = set()
         c = config
         self.sizes = {"V": c.vocab_size, "E": c.hidden_size, "H": c.num_heads, "K": c.num_kv_heads, "D": c.head_dim}
+        self.sizes |= {joined: math.prod(self.sizes[axis] for axis in axes) for joined, axes in JOINED.items()}
         self.sizes |= {"F": c.intermediate_size, "N": c.num_experts, "X": c.expert_size, "L": c.num_layers}
 
     def read(self, name: str, shape: Shape, dtype: np.dtype) -> jax.Array | None:
@@ -260,8 +263,9 @@ class _Reader:
             array = array[:, layer]
         if source.part is not None:
             array = array[source.part]
-        array = self.layout.change(field, array, self.config)
-        order = [source.axes.index(axis) for axis in AXES[field]]
+        axes = "".join(JOINED.get(axis, axis) for axis in source.axes)
+        array = self.layout.change(field, array.reshape([self.sizes[axis] for axis in axes]), self.config)
+        order = [axes.index(axis) for axis in AXES[field]]
         return array.transpose(order).reshape(shape).astype(dtype)
 
     def _find(self, sources: Sequence[Source], layer: int | None) -> tuple[str, Source, bool] | None:

@@ -137,7 +137,7 @@ def test_what_is_no_array_is_named():
 # The other layouts. A row has the equation by which the code base multiplies with an array, and its name; a row for
 # several fields has an array of all of them. Letters are sizes, each of one value.
 
-SIZES = {"v": 13, "e": 16, "h": 4, "k": 2, "d": 6, "f": 24, "n": 4, "x": 10, "p": 2, "q": 3}
+SIZES = {"v": 13, "e": 16, "h": 4, "k": 2, "d": 6, "f": 24, "n": 4, "x": 10, "p": 2, "q": 3, "b": 24, "c": 12}
 LLAMA = LlamaConfig(
     vocab_size=13,
     hidden_size=16,
@@ -205,9 +205,9 @@ KINDS = {
         OF_TUNIX
         | {field: (MLP[field], f"mlp.{field}_proj.kernel") for field in MLP}
         | {
-            "query_bias": ("hd,hd->hd", "attn.q_bias"),
-            "key_bias": ("kd,kd->kd", "attn.k_bias"),
-            "value_bias": ("kd,kd->kd", "attn.v_bias"),
+            "query_bias": ("b,b->b", "attn.q_bias"),
+            "key_bias": ("c,c->c", "attn.k_bias"),
+            "value_bias": ("c,c->c", "attn.v_bias"),
         },
         QWEN,
     ),
