@@ -195,7 +195,7 @@ def num_bytes(tree: Any) -> int:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Leaves the caller's `jax.set_mesh` and `jax.transfer_guard`, so that arrays come from the host and return to it."""
+    """Leaves the mesh of `jax.set_mesh`, and lets arrays come from the host and return under a `jax.transfer_guard`."""
     leaves = not jax.sharding.get_abstract_mesh().empty
     with jax.transfer_guard("allow"), jax.set_mesh(None) if leaves else contextlib.nullcontext():
         yield
@@ -256,8 +256,8 @@ def _in_program(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     set_by_caller = jax.sharding.get_abstract_mesh()
     if varying := {axis for array in arrays.values() for axis in jax.typeof(array).mat.varying}:
         raise ValueError(
-            f"jlade.{function.__name__} needs check_vma=False of the jax.shard_map that it is called in: its loops begin "
-            f"with values that are equal on all devices, and the arrays that it got vary along {', '.join(varying)}"
+            f"jlade.{function.__name__} needs check_vma=False of the jax.shard_map in which it is called: its loops "
+            f"begin with values that are equal on all devices, and its arguments vary along {', '.join(varying)}"
         )
     meshes = [set_by_caller, *(jax.typeof(array).sharding.mesh for array in arrays.values())]
     mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)

@@ -32,6 +32,7 @@ from jlade.models.llama import LlamaConfig, LlamaParams
 
 Arrays = Mapping[str, jax.Array]  # by their names, with dots between the keys of a tree
 SOURCE = pathlib.Path("tree")  # in the place of a file, for messages
+COLLECTION = "params."  # that Flax Linen puts before all names
 VALUE = "value", "raw_value"  # the last key of a variable's array in a State of Flax NNX
 
 
@@ -86,6 +87,8 @@ def _named(tree: Any) -> dict[str, jax.Array]:
         named[name] = leaf  # type: ignore[assignment]
     if not named:
         raise ValueError("tree must hold the arrays of a model, got none")
+    while all(name.startswith(COLLECTION) for name in named):
+        named = {name.removeprefix(COLLECTION): array for name, array in named.items()}
     return named
 
 
@@ -117,7 +120,7 @@ def _untied(config: LlamaConfig, arrays: Arrays) -> tuple[LlamaConfig, Arrays]:
     if embedding is not output:
         if isinstance(embedding, jax.core.Tracer) or isinstance(output, jax.core.Tracer):
             raise ValueError(
-                f"tree has {' and '.join(names)}, which config ties, and their values are not known in a program: leave "
+                f"tree has {' and '.join(names)}, which config ties, and a program does not know their values: leave "
                 "the latter out, or set tie_word_embeddings to False"
             )
         if embedding.shape != output.shape or not bool(jnp.array_equal(embedding, output)):
@@ -129,7 +132,7 @@ def _untied(config: LlamaConfig, arrays: Arrays) -> tuple[LlamaConfig, Arrays]:
 def _plan(
     shapes: tuple[tuple[str, Shape, str], ...], config: LlamaConfig, dtype: np.dtype, layout: str | None
 ) -> tuple[jax.tree_util.PyTreeDef, list[str | None]]:
-    """Returns the structure of the parameters that `_convert` returns, and the name of each leaf that it takes as it is.
+    """Returns the structure of the result of `_convert`, and the name of each array that is a leaf of it as it is.
 
     Raises:
       ValueError: see `adopt`.

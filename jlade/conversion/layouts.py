@@ -224,8 +224,8 @@ def read(
     layout = LAYOUTS[name]
     if config.family not in layout.families:
         raise ValueError(
-            f"{source} has the names of {name}, of whose models these are known: {', '.join(layout.families)}; config is "
-            f"of a {config.family}"
+            f"{source} has the names of {name}, of whose models {', '.join(layout.families)} are known; config is of a "
+            f"{config.family}"
         )
     reader = _Reader(arrays, config, layout, source)
     params = build_params(config, lambda name, shape: reader.read(name, shape, dtype))
@@ -269,7 +269,7 @@ class _Reader:
         return array.transpose(order).reshape(shape).astype(dtype)
 
     def _find(self, sources: Sequence[Source], layer: int | None) -> tuple[str, Source, bool] | None:
-        """Returns the name of an array of a layer, or of the whole model, where it is and whether it has all layers'."""
+        """Returns the name and the source of an array of a layer, None outside of layers, and whether it is stacked."""
         before = {self.root: False}
         if layer is not None:
             before = {self.root + self.layout.layers.format(layer): False}

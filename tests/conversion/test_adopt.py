@@ -41,6 +41,7 @@ def pointers(arrays):
 FORMS = {
     "flat": lambda arrays: arrays,
     "nested": nested,
+    "parameters of Flax": lambda arrays: {"params": nested(arrays)},
     "slashes": lambda arrays: {name.replace(".", "/"): array for name, array in arrays.items()},
     "state of nnx": lambda arrays: nnx.State({name: nnx.Param(array) for name, array in arrays.items()}),
     "without model.": lambda arrays: {name.removeprefix("model."): array for name, array in arrays.items()},
@@ -158,6 +159,7 @@ EVERY_HEAD = dataclasses.replace(GEMMA, num_kv_heads=4, model_type="gemma", post
 
 HEADS = {"query": "e,ehd->hd", "key": "e,ekd->kd", "value": "e,ekd->kd", "attention_output": "hd,hde->e"}
 MLP = {"gate": "e,ef->f", "up": "e,ef->f", "down": "f,fe->e"}
+OF_MLP = "wi_0", "wi_1", "wo"  # MaxText's names of gate, product and output
 EXPERTS = {"expert_gate": "e,nex->nx", "expert_up": "e,nex->nx", "expert_down": "x,nxe->ne"}
 OF_TUNIX = {
     "attention_norm": ("e,e->e", "input_layernorm.w"),
@@ -255,13 +257,11 @@ KINDS = {
             "key_norm": ("d,d->d", "self_attention.key_norm.scale"),
             "router": ("e,en->n", "moe_block.gate.kernel"),
         }
-        | {field: (EXPERTS[field], f"moe_block.{name}") for field, name in zip(EXPERTS, ("wi_0", "wi_1", "wo"), strict=True)},
+        | {field: (EXPERTS[field], f"moe_block.{name}") for field, name in zip(EXPERTS, OF_MLP, strict=True)},
         MIXTURE,
     ),
 }  # fmt: skip
-MAXTEXT_MLP = {
-    field: (MLP[field], f"mlp.{name}.kernel") for field, name in zip(MLP, ("wi_0", "wi_1", "wo"), strict=True)
-}
+MAXTEXT_MLP = {field: (MLP[field], f"mlp.{name}.kernel") for field, name in zip(MLP, OF_MLP, strict=True)}
 KINDS["MaxText, Qwen3"] = Kind(
     "params.decoder.layers_{}.",
     WHOLE_MAXTEXT,
@@ -387,5 +387,7 @@ def test_a_matrix_whose_inputs_may_be_its_outputs_is_refused():
 
 def test_a_family_that_a_layout_does_not_have_is_refused():
     tree = make_tree(KINDS["MaxText, Qwen3"])
-    with pytest.raises(ValueError, match=r"names of MaxText, of whose models .* qwen3_moe; config is of a gemma2"):
+    with pytest.raises(
+        ValueError, match=r"names of MaxText, of whose models .* qwen3_moe are known; config is of a gemma2"
+    ):
         jlade.adopt(tree, GEMMA)

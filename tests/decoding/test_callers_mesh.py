@@ -1,4 +1,4 @@
-"""Decoding on a mesh of the caller's, with axes of other names, Auto and Explicit ones, and in the caller's programs."""
+"""Decoding on a mesh of the caller's, with Auto or Explicit axes of other names, and in the caller's programs."""
 
 import functools
 
@@ -152,10 +152,14 @@ def test_what_a_program_of_the_caller_cannot_have_is_said():
     inputs, config = jlade.prepare(tiny_llama(), PROMPTS, **OPTIONS)
     specs = jlade.input_specs(inputs, config, "fsdp")
     decode = functools.partial(jlade.decode, config=config)
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"needs check_vma=False .* vary along fsdp"):
-        mapped = jax.shard_map(decode, in_specs=(P(), specs), out_specs=P("fsdp"))
-        jax.eval_shape(mapped, tiny_llama(), jax.device_put(inputs, specs))
+    with jax.set_mesh(mesh):
+        mapped, placed = (
+            jax.shard_map(decode, in_specs=(P(), specs), out_specs=P("fsdp")),
+            jax.device_put(inputs, specs),
+        )
+        with pytest.raises(ValueError, match=r"needs check_vma=False .* vary along fsdp"):
+            jax.eval_shape(mapped, tiny_llama(), placed)
     inputs, config = jlade.prepare(tiny_llama(), PROMPTS, mesh=jlade.make_mesh(data=2), **OPTIONS)
     decode = functools.partial(jlade.decode, config=config)
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match="mesh of data 2, .* on one with the axes fsdp, tensor"):
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"mesh of data 2, .* on one with the axes fsdp, tensor"):
         jax.eval_shape(decode, tiny_llama(), inputs)
