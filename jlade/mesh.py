@@ -203,13 +203,24 @@ def apart() -> Iterator[None]:
 
 def settled(tree: Any) -> Any:
     """Returns the arrays of a pytree, those on a mesh with Explicit axes on the same mesh with Auto ones, uncopied."""
-    return _with_types(tree, AxisType.Auto, _is_explicit)
+
+    def types(mesh: Mesh) -> tuple[AxisType, ...]:
+        is_explicit = AxisType.Explicit in mesh.axis_types
+        return (AxisType.Auto,) * len(mesh.axis_names) if is_explicit else mesh.axis_types
+
+    return _retyped(tree, types)
 
 
-def _with_types(tree: Any, axis_type: AxisType, is_chosen: Callable[[Any], bool]) -> Any:
-    """Returns the arrays of a pytree, the chosen ones on their mesh with axes of this type."""
+def _retyped(tree: Any, types: Callable[[Mesh], tuple[AxisType, ...]]) -> Any:
+    """Returns the arrays of a pytree on their meshes, whose axes have other types."""
     leaves, structure = jax.tree.flatten(tree)
-    places = {i: _with_type(leaf.sharding, axis_type) for i, leaf in enumerate(leaves) if is_chosen(leaf)}
+    places: dict[int, NamedSharding] = {}
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            old = leaf.sharding
+            if isinstance(old, NamedSharding) and types(old.mesh) != old.mesh.axis_types:
+                mesh = Mesh(old.mesh.devices, old.mesh.axis_names, axis_types=types(old.mesh))
+                places[i] = NamedSharding(mesh, old.spec, memory_kind=old.memory_kind)
     if not places:
         return tree
     with apart():
@@ -217,12 +228,6 @@ def _with_types(tree: Any, axis_type: AxisType, is_chosen: Callable[[Any], bool]
     for i, array in zip(places, placed, strict=True):
         leaves[i] = array
     return jax.tree.unflatten(structure, leaves)
-
-
-def _with_type(sharding: NamedSharding, axis_type: AxisType) -> NamedSharding:
-    mesh: Any = sharding.mesh
-    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(axis_type,) * len(mesh.axis_names))
-    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def everywhere(function: Callable[P, T]) -> Callable[P, T]:
@@ -235,16 +240,20 @@ def everywhere(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         of_caller = jax.sharding.get_abstract_mesh()
-        if of_caller.empty and not _is_explicit(_first(args)):
-            return function(*args, **kwargs)
+        if of_caller.empty:
+            first = _first(args)
+            if not _is_explicit(first):
+                return function(*args, **kwargs)
+            of_caller = jax.typeof(first).sharding.mesh
         if _is_traced():
             return _in_program(function, *args, **kwargs)
+
+        def types(mesh: Mesh) -> tuple[AxisType, ...]:
+            return of_caller.axis_types if mesh.axis_names == of_caller.axis_names else mesh.axis_types
+
         with apart():
             args, kwargs = settled((args, kwargs))
-            result = function(*args, **kwargs)
-            if of_caller.explicit_axes or of_caller.empty:
-                result = _with_types(result, AxisType.Explicit, _is_on_mesh)
-            return result
+            return _retyped(function(*args, **kwargs), types)
 
     return call
 
@@ -294,10 +303,6 @@ def _first(tree: Any) -> Any:
 def _is_explicit(array: Any) -> bool:
     """Whether an array, or one of a program that is being traced, is on a mesh with Explicit axes."""
     return isinstance(array, jax.Array) and AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types
-
-
-def _is_on_mesh(array: Any) -> bool:
-    return isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding)
 
 
 def fetch(tree: Any) -> Any:

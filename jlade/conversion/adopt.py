@@ -62,6 +62,7 @@ def adopt(tree: Any, config: Any, *, dtype: jax.typing.DTypeLike | None = None) 
     architecture = _read_config(config)
     largest = max(arrays.values(), key=lambda array: array.size)
     target = check_dtype("auto" if dtype is None else dtype, largest.dtype.name, SOURCE, mesh_lib.device_of(arrays))
+    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}  # those of NumPy
     layout = layouts.layout_of(arrays)
     if layout is None:
         arrays = own_names(text_part(arrays), architecture)  # type: ignore[arg-type, assignment]

@@ -259,6 +259,8 @@ class _Reader:
         own_name, source, is_stacked = found
         self.used.add(own_name)
         array = self.arrays[own_name]
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{self.source}: {own_name} is of type {array.dtype}; accepted are floating ones")
         if is_stacked:
             array = array[:, layer]
         if source.part is not None:

@@ -311,6 +311,7 @@ def test_products_are_those_of_a_layouts_own_equations(name, form):
     kind, rng = KINDS[name], np.random.default_rng(1)
     tree = make_tree(kind)
     params = jlade.adopt(stacked(tree, kind) if form is stacked else nested(tree), kind.config)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
     parts = [(params, kind.whole, "")]
     parts += [(layer, kind.arrays, kind.layers.format(i)) for i, layer in enumerate(params.layers)]
     for arrays, rows, before in parts:
@@ -367,6 +368,7 @@ def test_scores_of_maxtexts_llama(scaling):
             {"layers.0.attn.q_proj.w": np.ones((16, 6, 4))},
             "layers.0.attn.q_proj.w has shape (16, 6, 4); config implies (16, 4, 6)",
         ),
+        ({"final_norm.w": np.ones(16, np.int32)}, "final_norm.w is of type int32; accepted are floating ones"),
     ],
 )
 def test_what_does_not_fit_another_layout_is_named(change, message):

@@ -147,6 +147,22 @@ def test_arrays_are_adopted_where_they_are():
     assert_same_texts(out, expected())
 
 
+@pytest.mark.slow
+def test_arrays_are_adopted_in_a_program():
+    mesh = callers_mesh("explicit")
+    inputs, config = jlade.prepare(tiny_llama(), PROMPTS, **OPTIONS)
+
+    @jax.jit
+    def decode(arrays, inputs):
+        state = jlade.decode(jlade.adopt(arrays, tiny_llama().config), inputs, config)
+        return state.tokens, state.num_tokens
+
+    with jax.set_mesh(mesh):
+        tokens, ends = jax.device_get(decode(named_arrays(divided(tiny_llama(), mesh)), inputs))
+    rows = zip(tokens, inputs.lengths, ends, strict=True)
+    assert [row[begin:end].tolist() for row, begin, end in rows] == texts(expected())
+
+
 def test_what_a_program_of_the_caller_cannot_have_is_said():
     mesh = callers_mesh("explicit")
     inputs, config = jlade.prepare(tiny_llama(), PROMPTS, **OPTIONS)
