@@ -72,6 +72,7 @@ def test_calls_have_the_text_of_one_device(kind, caller):
     assert texts(piece.generation) == texts(expected())[:1]
 
 
+@pytest.mark.slow
 def test_an_engine_has_the_text_of_one_device():
     mesh = callers_mesh("explicit")
     with jax.set_mesh(mesh), jlade.Engine(divided(tiny_llama(), mesh), max_sequences=2, lookahead=PAPER) as engine:
@@ -79,6 +80,7 @@ def test_an_engine_has_the_text_of_one_device():
     assert [texts(out)[0] for out in outs] == texts(expected())[:2]
 
 
+@pytest.mark.slow
 def test_tuning_leaves_the_mesh():
     mesh = callers_mesh("explicit")
     with jax.set_mesh(mesh):
