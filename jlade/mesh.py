@@ -211,16 +211,16 @@ def settled(tree: Any) -> Any:
     return _retyped(tree, types)
 
 
-def _retyped(tree: Any, types: Callable[[Mesh], tuple[AxisType, ...]]) -> Any:
+def _retyped(tree: Any, types: Callable[[Any], tuple[AxisType, ...]]) -> Any:
     """Returns the arrays of a pytree on their meshes, whose axes have other types."""
     leaves, structure = jax.tree.flatten(tree)
     places: dict[int, NamedSharding] = {}
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            old = leaf.sharding
-            if isinstance(old, NamedSharding) and types(old.mesh) != old.mesh.axis_types:
-                mesh = Mesh(old.mesh.devices, old.mesh.axis_names, axis_types=types(old.mesh))
-                places[i] = NamedSharding(mesh, old.spec, memory_kind=old.memory_kind)
+        is_concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        sharding: Any = leaf.sharding if is_concrete else None
+        if isinstance(sharding, NamedSharding) and types(mesh := sharding.mesh) != mesh.axis_types:
+            other = Mesh(mesh.devices, mesh.axis_names, axis_types=types(mesh))
+            places[i] = NamedSharding(other, sharding.spec, memory_kind=sharding.memory_kind)
     if not places:
         return tree
     with apart():
@@ -241,7 +241,7 @@ def everywhere(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         of_caller = jax.sharding.get_abstract_mesh()
         if of_caller.empty:
-            first = _first(args)
+            first = _first(args or tuple(kwargs.values()))
             if not _is_explicit(first):
                 return function(*args, **kwargs)
             of_caller = jax.typeof(first).sharding.mesh

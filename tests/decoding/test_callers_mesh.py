@@ -95,7 +95,7 @@ def test_parts_of_a_program_have_the_text_of_one_device(kind, caller):
     params = divided(tiny_llama(), mesh)
     with set_by(caller, mesh):
         inputs, config = jlade.prepare(params, PROMPTS, **SAMPLED)
-        whole = jlade.decode(params, inputs, config)
+        whole = jlade.decode(params=params, inputs=inputs, config=config)
         state = jlade.start(jlade.prefill(params, inputs, config), inputs, config)
         while not state.done.all():
             state = jlade.run_steps(params, state, config, max_steps=2)
