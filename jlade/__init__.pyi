@@ -15,11 +15,13 @@ from .config import LookaheadConfig, SamplingConfig
 from .constraints.bans import BannedSequences, NoRepeatedNgrams
 from .constraints.constraint import Constraint
 from .constraints.grammar import Grammar
+from .conversion.adopt import adopt
 from .costs.plan import Plan, plan
 from .costs.tuning import Trial, Tuning
 from .decoding.loop import decode, run_steps, step
 from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
+from .decoding.sharding import input_specs
 from .decoding.state import DecodeConfig, DecodeState, Inputs, Prefix
 from .decoding.stopping import Stopping, StopStrings
 from .drafts.index import TextIndex
@@ -68,6 +70,7 @@ __all__ = [
     "TextIndex",
     "Trial",
     "Tuning",
+    "adopt",
     "constraints",
     "conversion",
     "costs",
@@ -78,6 +81,7 @@ __all__ = [
     "engine",
     "generate",
     "generation",
+    "input_specs",
     "inspect",
     "inspection",
     "load",

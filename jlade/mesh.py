@@ -10,7 +10,7 @@ import functools
 import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ COPIES = "copy"
 MODEL = (HEADS, COPIES)
 
 LEAST_BYTES = 1024  # of `gather`, which sends this times a power of two, so that few programs are compiled
+P = ParamSpec("P")
+T = TypeVar("T")
 Specs = Any  # a pytree of PartitionSpec, a prefix of that of the arrays
 SHARED = "shared by the sequences of a batch"  # of a dataclass's field, in `typing.Annotated`
 
@@ -143,6 +145,12 @@ def shard(function: Callable[..., Any], mesh: Mesh | None, in_specs: Specs, out_
     """
     if mesh is None:
         return function
+    of_caller = jax.sharding.get_abstract_mesh()
+    if not of_caller.empty and of_caller != mesh.abstract_mesh:
+        raise ValueError(
+            f"config has a mesh of {label(mesh)}, and the program that it is used in runs on one with the axes "
+            f"{', '.join(map(str, of_caller.axis_names))}: leave out mesh=, and the parameters on this mesh"
+        )
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
@@ -186,10 +194,115 @@ def num_bytes(tree: Any) -> int:
 
 
 @contextlib.contextmanager
-def transfers() -> Iterator[None]:
-    """Lets arrays come from the host, and texts return to it, also under a `jax.transfer_guard` of the caller."""
-    with jax.transfer_guard("allow"):
+def apart() -> Iterator[None]:
+    """Leaves the mesh of `jax.set_mesh`, and lets arrays come from the host and return under a `jax.transfer_guard`."""
+    leaves = not jax.sharding.get_abstract_mesh().empty
+    with jax.transfer_guard("allow"), jax.set_mesh(None) if leaves else contextlib.nullcontext():
         yield
+
+
+def settled(tree: Any) -> Any:
+    """Returns the arrays of a pytree, those on a mesh with Explicit axes on the same mesh with Auto ones, uncopied."""
+
+    def types(mesh: Mesh) -> tuple[AxisType, ...]:
+        is_explicit = AxisType.Explicit in mesh.axis_types
+        return (AxisType.Auto,) * len(mesh.axis_names) if is_explicit else mesh.axis_types
+
+    return _retyped(tree, types)
+
+
+def _retyped(tree: Any, types: Callable[[Any], tuple[AxisType, ...]]) -> Any:
+    """Returns the arrays of a pytree on their meshes, whose axes have other types."""
+    leaves, structure = jax.tree.flatten(tree)
+    places: dict[int, NamedSharding] = {}
+    for i, leaf in enumerate(leaves):
+        is_concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        sharding: Any = leaf.sharding if is_concrete else None
+        if isinstance(sharding, NamedSharding) and types(mesh := sharding.mesh) != mesh.axis_types:
+            other = Mesh(mesh.devices, mesh.axis_names, axis_types=types(mesh))
+            places[i] = NamedSharding(other, sharding.spec, memory_kind=sharding.memory_kind)
+    if not places:
+        return tree
+    with apart():
+        placed = jax.device_put([leaves[i] for i in places], list(places.values()))
+    for i, array in zip(places, placed, strict=True):
+        leaves[i] = array
+    return jax.tree.unflatten(structure, leaves)
+
+
+def everywhere(function: Callable[P, T]) -> Callable[P, T]:
+    """Returns a function of pytrees that runs under `jax.set_mesh`, and on meshes with Explicit axes.
+
+    Called eagerly, it runs apart from the caller's mesh: arrays keep their places, and results on a mesh have axes of
+    the caller's types. In a program of the caller the axes are Auto for it, and its results are whole on each device.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        of_caller = jax.sharding.get_abstract_mesh()
+        if of_caller.empty:
+            first = _first(args or tuple(kwargs.values()))
+            if not _is_explicit(first):
+                return function(*args, **kwargs)
+            of_caller = jax.typeof(first).sharding.mesh
+        if _is_traced():
+            return _in_program(function, *args, **kwargs)
+
+        def types(mesh: Mesh) -> tuple[AxisType, ...]:
+            return of_caller.axis_types if mesh.axis_names == of_caller.axis_names else mesh.axis_types
+
+        with apart():
+            args, kwargs = settled((args, kwargs))
+            return _retyped(function(*args, **kwargs), types)
+
+    return call
+
+
+def _in_program(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns the result of a function in a program that is being traced."""
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+    set_by_caller = jax.sharding.get_abstract_mesh()
+    if varying := {axis for array in arrays.values() for axis in jax.typeof(array).mat.varying}:
+        raise ValueError(
+            f"jlade.{function.__name__} needs check_vma=False of the jax.shard_map in which it is called: its loops "
+            f"begin with values that are equal on all devices, and its arguments vary along {', '.join(varying)}"
+        )
+    meshes = [set_by_caller, *(jax.typeof(array).sharding.mesh for array in arrays.values())]
+    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+    if mesh is None:
+        return function(*args, **kwargs)
+
+    def run(*arrays_in_auto: jax.Array) -> T:
+        given = dict(zip(arrays, arrays_in_auto, strict=True))
+        args, kwargs = jax.tree.unflatten(structure, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+        return function(*args, **kwargs)
+
+    whole = NamedSharding(mesh, PartitionSpec())
+    result: T = jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=whole)(*arrays.values())
+    return result
+
+
+def _is_traced() -> bool:
+    """Whether a program is being traced, in which no mesh can be set."""
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:
+        return True
+    return False
+
+
+def _first(tree: Any) -> Any:
+    """Returns the first leaf of a pytree, or None, without a look at the others."""
+    while tree is not None and not isinstance(tree, jax.Array):
+        children = jax.tree_util.default_registry.flatten_one_level(tree)
+        tree = next(iter(children[0]), None) if children else None
+    return tree
+
+
+def _is_explicit(array: Any) -> bool:
+    """Whether an array, or one of a program that is being traced, is on a mesh with Explicit axes."""
+    return isinstance(array, jax.Array) and AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types
 
 
 def fetch(tree: Any) -> Any:

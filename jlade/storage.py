@@ -39,6 +39,7 @@ CORPUS = "tokens", "order", "keys", "latest", "known", "after"  # the files of a
 NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
+@mesh_lib.apart()
 def load(
     path: str | os.PathLike[str],
     dtype: jax.typing.DTypeLike | None = None,

@@ -1,4 +1,4 @@
-"""The examples run: the decoder of a model of one's own, the batch job, the notebook, the rollouts."""
+"""The examples run: the decoder of a model of one's own, the batch job, the notebook, the training, the rollouts."""
 
 import importlib.util
 import json
@@ -117,6 +117,33 @@ def test_the_notebook_runs_and_its_texts_are_the_same(small, monkeypatch, capsys
     pyplot.close()
     plain, wide, _ = steps
     assert plain == namespace["NEW_TOKENS"] > wide
+
+
+def test_training_and_generation_share_arrays_on_a_mesh(monkeypatch, capsys):
+    """The texts are those of the trainer's own forward pass, and the program runs."""
+    training = load("training")
+    mesh, rng = jax.make_mesh((4,), (training.AXIS,), devices=jax.devices()[:4]), np.random.default_rng(0)
+    along = jax.sharding.PartitionSpec(training.AXIS)
+    losses = []
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.set_mesh(mesh):
+        weights = training.make_weights(jax.random.key(0))
+        for _ in range(2):
+            texts = jax.device_put(rng.integers(97, 105, (4, 17), np.int32), along)
+            weights, loss = training.update(weights, texts)
+            losses.append(float(loss))
+            prompts = rng.integers(0, 256, (4, 6), np.int32)
+            out = jlade.generate(jlade.adopt(weights, training.CONFIG), prompts, max_new_tokens=8)
+            whole = jax.reshard(weights, jax.sharding.PartitionSpec())
+            tokens = np.concatenate([prompts, out.tokens], axis=1)
+            logits = jax.jit(training.forward)(whole, jax.device_put(tokens, along))
+            np.testing.assert_array_equal(np.argmax(logits, axis=-1)[:, 5:-1], out.tokens)
+        assert losses[1] < losses[0]
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        training.main(num_rounds=1, num_updates=2, num_tokens=8)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("round 1: loss ")
+    assert lines[1] == "2 different texts on 2 devices"
 
 
 def test_a_cluster_of_tunix_makes_lookahead_rollouts(capsys):

@@ -105,6 +105,19 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
     return parse(file, raw, name)
 
 
+def check_with_ends(file: pathlib.Path, raw: Mapping[str, Any]) -> LlamaConfig:
+    """Returns the configuration in the content of config.json, with the end tokens that it names.
+
+    Args:
+      file, raw: see `check`.
+
+    Raises:
+      ValueError, warns: as `read_config` does.
+    """
+    config = check(file, raw)
+    return dataclasses.replace(config, eos_ids=_read_eos_ids(Values(file, raw), raw, config.vocab_size, strict=False))
+
+
 def _with_own_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Returns the content with the keys that are read in the place of their other names."""
     reads, aliases = {*SIZES, *family.reads}, ALIASES | dict(family.aliases)

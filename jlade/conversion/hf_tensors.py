@@ -176,7 +176,7 @@ def check_tensors(
     Those of layers beyond the last give a warning, or with `strict` an error.
     """
     others = [name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config)]
-    beyond = sorted(name for name in others if _is_beyond(name, config))
+    beyond = sorted(name for name in others if is_beyond(name, config))
     predictors = sorted(name for name in others if name.startswith(PREDICTORS))
     check_names(directory, expected.keys() - tensors.keys(), set(others) - {*beyond, *predictors})
     more = f"of more layers than num_hidden_layers, {config.num_layers}"
@@ -228,7 +228,7 @@ def _cause(missing: Collection[str], unexpected: Collection[str]) -> str:
     return next((f" ({cause})" for cause, holds in causes.items() if holds), "")
 
 
-def _is_beyond(name: str, config: LlamaConfig) -> bool:
+def is_beyond(name: str, config: LlamaConfig) -> bool:
     """Whether a tensor is of a layer that the model does not have."""
     layers = name_in_files("model.layers.", config)
     number = name.removeprefix(layers).partition(".")[0]

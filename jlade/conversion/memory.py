@@ -35,7 +35,9 @@ class HeldTensor(StoredTensor):
         parts: list[StoredTensor] = []
         begin = 0
         for shape in shapes:
-            parts.append(dataclasses.replace(self, shape=shape, values=self.values[begin : begin + shape[0]]))
+            is_whole = shape[0] == self.shape[0]
+            values = self.values if is_whole else self.values[begin : begin + shape[0]]
+            parts.append(dataclasses.replace(self, shape=shape, values=values))
             begin += shape[0]
         return parts
 

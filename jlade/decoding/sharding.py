@@ -47,8 +47,21 @@ def param_specs(params: Params, mesh: Mesh | None) -> Specs:
     return model_sharding.specs(params, mesh) if isinstance(params, LlamaParams) else P()
 
 
-def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
-    """Returns the specs of the inputs."""
+def input_specs(inputs: Inputs, config: DecodeConfig, axis: str = DATA) -> Inputs:
+    """Returns the `PartitionSpec` of each array of inputs whose sequences are divided among devices.
+
+    In a `jax.shard_map` of your own with these specs, each device decodes its own sequences. A key for each sequence
+    keeps the noise of two devices apart.
+
+    Args:
+      inputs, config: results of `jlade.prepare`.
+      axis: of the mesh, along which the sequences are divided.
+    """
+    specs = _input_specs(inputs, config)
+    return specs if axis == DATA else jax.tree.map(lambda spec: P(*(axis if e == DATA else e for e in spec)), specs)
+
+
+def _input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
     given = {} if inputs.cache is None else {"cache": cache_specs(config.decoder)}
     return _specs(
         Inputs,

@@ -109,6 +109,7 @@ class Engine:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
 
+    @mesh_lib.apart()
     def __init__(
         self,
         params: Params,
@@ -137,6 +138,7 @@ class Engine:
         check_int("max_grammar", max_grammar, 0, MOST_GRAMMAR)
         self.max_sequences: int = max_sequences
         self._max_prediction = max_prediction
+        params = mesh_lib.settled(params)
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self.max_sequences
         options = Options(
@@ -230,6 +232,7 @@ class Engine:
         self.submit([0, 0], max_new_tokens=1, with_statistics=True).result()
         self._running.least = 1
 
+    @mesh_lib.apart()
     def compile(self, usual: SamplingConfig = GREEDY) -> Iterator[int]:
         """Yields how many parts of the programs are left, and compiles one before the next number.
 
@@ -256,7 +259,8 @@ class Engine:
                 yield left
                 self._worker.want_programs()
                 try:
-                    self._programs.compile_next()
+                    with mesh_lib.apart():
+                        self._programs.compile_next()
                 except Exception as of_program:
                     error = error or of_program
                 self._worker.wake()
@@ -437,7 +441,7 @@ class Engine:
             raise TypeError(f"remember must be True or False, got {keeps!r}")
         return None if key is None or not self._size.recalled else Compartment(self.remembered, key, keeps)
 
-    @mesh_lib.transfers()
+    @mesh_lib.apart()
     def _add(
         self,
         checked: request_lib.DecodeRequest,

@@ -43,11 +43,11 @@ def prepare(params: Params, prompt: Prompts, options: Options) -> tuple[Inputs, 
     Raises:
       TypeError, ValueError: as `jlade.generate` does.
     """
-    request = make(params, prompt, options)
+    request = make(mesh_lib.settled(params), prompt, options)
     return request.inputs, request.config
 
 
-@mesh_lib.transfers()
+@mesh_lib.apart()
 def make(
     params: Params, prompt: Prompts, options: Options, batch_size: int | None = None, capacity: int | None = None
 ) -> DecodeRequest:
@@ -99,20 +99,21 @@ def make(
     costs: HostArray = adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn)
     if capacity is None:  # the rows of an engine have no place for an index of their prompts
         sources = sources | corpus_lib.of_prompts(prompts, tokens.shape[1], lookahead)
+    inputs = Inputs(
+        prompts=tokens,
+        lengths=lengths,
+        stopping=stopping,
+        key=key,
+        sampling=sampling,
+        costs=costs,
+        cache=None if state is None else earlier.reuse(state, prompts, params, decoder, tokens.shape[1]),
+        sources=sources,
+        corpus=known.corpus,
+        # The rows of an engine have tables of a size of their own.
+        constraint=constraining.check(options.constraint, tables if capacity is None else None, number, vocab_size),
+    )
     return DecodeRequest(
-        inputs=Inputs(
-            prompts=tokens,
-            lengths=lengths,
-            stopping=stopping,
-            key=key,
-            sampling=sampling,
-            costs=costs,
-            cache=None if state is None else earlier.reuse(state, prompts, params, decoder, tokens.shape[1]),
-            sources=sources,
-            corpus=known.corpus,
-            # The rows of an engine have tables of a size of their own.
-            constraint=constraining.check(options.constraint, tables if capacity is None else None, number, vocab_size),
-        ),
+        inputs=mesh_lib.settled(inputs),  # a key may be on a mesh of the caller's
         config=DecodeConfig(
             decoder=decoder,
             lookahead=dataclasses.replace(lookahead, relative_step_time=None),

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jlade import mesh
 from jlade.config import LookaheadConfig, check_int
 from jlade.costs import search
 from jlade.costs.search import SearchOptions
@@ -59,5 +60,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
     of_text = {field.name: getattr(options, field.name) for field in dataclasses.fields(TextOptions)}
     of_text["stop"] = options.stop or ()  # as no end token of the checkpoint ends a text here, no string does
-    checked = request.make(params, prompts, Options(**of_text, lookahead=None), batch_size)
-    return search.find_fastest(params, checked.inputs, checked.config, options.max_new_tokens, options)
+    with mesh.apart():
+        params = mesh.settled(params)
+        checked = request.make(params, prompts, Options(**of_text, lookahead=None), batch_size)
+        return search.find_fastest(params, checked.inputs, checked.config, options.max_new_tokens, options)

@@ -140,6 +140,7 @@ class Inspection:
         return result | {"failure": self.failure}
 
 
+@mesh_lib.apart()
 def inspect(
     model: LlamaParams | str | os.PathLike[str],
     device: str,

@@ -1375,6 +1375,34 @@ FAULTS = (
         "is_broken = (bits & exponent) > exponent",
         ("tests/conversion/test_gguf.py::test_values_that_are_not_finite_are_named",),
     ),
+    Fault(
+        "the values of an adopted model of gemma are its keys",
+        "jlade/conversion/layouts.py",
+        'Source("attn.kv_einsum.w", "KED", 1, 2)',
+        'Source("attn.kv_einsum.w", "KED", 0, 2)',
+        ("tests/conversion/test_adopt.py::test_products_are_those_of_a_layouts_own_equations",),
+    ),
+    Fault(
+        "the pairs of MaxText's Llama 3.1 are not taken apart",
+        "jlade/conversion/layouts.py",
+        "[array[..., ::2], array[..., 1::2]]",
+        "jnp.split(array, 2, axis=-1)",
+        ("tests/conversion/test_adopt.py::test_scores_of_maxtexts_llama",),
+    ),
+    Fault(
+        "an adopted output matrix that differs from the embedding is dropped",
+        "jlade/conversion/adopt.py",
+        "not bool(jnp.array_equal(embedding, output))",
+        "False",
+        ("tests/conversion/test_adopt.py::test_an_output_matrix_that_is_not_the_embedding_is_kept",),
+    ),
+    Fault(
+        "results of eager calls under jax.set_mesh keep Auto axes",
+        "jlade/mesh.py",
+        "return of_caller.axis_types if mesh.axis_names == of_caller.axis_names else mesh.axis_types",
+        "return mesh.axis_types",
+        ("tests/decoding/test_callers_mesh.py::test_parts_of_a_program_have_the_text_of_one_device",),
+    ),
     # Integrations.
     Fault(
         "the end of a text matches itself",

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import jlade
 from jlade import conversion
@@ -425,6 +426,9 @@ def test_logits_are_those_of_transformers_and_every_format_keeps_them(models, ca
         assert dataclasses.replace(again.config, eos_ids=params.config.eos_ids) == params.config
         for got, stored in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
             np.testing.assert_array_equal(got, stored)
+    adopted = jlade.adopt(load_file(tmp_path / "hf" / "model.safetensors"), tmp_path / "hf")
+    for got, stored in zip(jax.tree.leaves(adopted), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(got, stored)
     theirs = class_of(params.config.family).from_pretrained(tmp_path / "hf")
     with torch.no_grad():
         given = theirs(torch.tensor(text[None], dtype=torch.long)).logits.numpy()[0]

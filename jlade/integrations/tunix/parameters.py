@@ -1,21 +1,17 @@
-"""The weights of tunix's models as jlade's: the same numbers, with matrices as jlade multiplies them."""
+"""The architectures of tunix's models, and their weights as jlade's: the same numbers, as jlade multiplies them."""
 
 import dataclasses
-import functools
 import inspect
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from jlade.conversion.adopt import adopt
 from jlade.models.architecture import LlamaConfig
-from jlade.models.llama import LlamaLayer, LlamaParams
+from jlade.models.llama import LlamaParams
 from jlade.models.rotary import LinearScaling, Rotary
-
-Weights = Mapping[Any, Any]  # arrays of a model, in dictionaries with the names of its modules
 
 
 def describe(model: Any, max_positions: int) -> LlamaConfig | None:
@@ -138,88 +134,11 @@ FAMILIES = {
 
 
 def convert(state: Any, config: LlamaConfig, dtype: Any) -> LlamaParams:
-    """Returns the parameters for the arrays of a model, in one program that other arrays reuse.
-
-    Embeddings, norms, biases and experts are handed on; the other matrices are transposed. Each array is divided among
-    devices along the axes along which the model's is.
+    """Returns the parameters for the arrays of a model, as `jlade.adopt` does.
 
     Args:
       state: an `nnx.State` of the model, as `nnx.state` or `nnx.variables` return it.
       config: the result of `describe`.
       dtype: that the model computes in.
     """
-    return _convert(nnx.to_pure_dict(state), config, dtype)
-
-
-@functools.partial(jax.jit, static_argnames=("config", "dtype"))
-def _convert(weights: Weights, config: LlamaConfig, dtype: Any) -> LlamaParams:
-    weights = jax.tree.map(lambda x: x.astype(dtype), weights)
-    is_gemma = config.norm == "rms_plus_one"
-    of_layer = _gemma_layer if is_gemma else _llama_layer
-    params: Any = LlamaParams
-    converted: LlamaParams = params(
-        embedding=weights["embedder"]["input_embedding"],
-        layers=tuple(of_layer(weights["layers"][i]) for i in range(config.num_layers)),
-        norm=weights["final_norm"]["scale" if is_gemma else "w"],
-        output=None if config.tie_embeddings else weights["lm_head"]["w"].T,
-        config=config,
-    )
-    return converted
-
-
-def _transposed(matrix: jax.Array) -> jax.Array:
-    """Returns [out, in] of [in, ...], whose other axes are those of the output."""
-    return matrix.reshape(len(matrix), -1).T
-
-
-def _mlp(weights: Weights) -> dict[str, jax.Array]:
-    return {name: weights[f"{name}_proj"]["kernel"].T for name in ("gate", "up", "down")}
-
-
-def _llama_layer(weights: Weights) -> LlamaLayer:
-    attention, mlp = weights["attn"], weights["mlp"]
-    output = attention["o_proj"]["w"]  # [H, D, E]
-    if "router" in mlp:
-        fields = {f"expert_{name}": mlp[f"{name}_proj"] for name in ("gate", "up", "down")}
-        fields["router"] = mlp["router"]["kernel"].T
-    else:
-        fields = _mlp(mlp)
-    if "q_norm" in attention:
-        fields |= {"query_norm": attention["q_norm"]["w"], "key_norm": attention["k_norm"]["w"]}
-    if "q_bias" in attention:
-        fields |= {"query_bias": attention["q_bias"], "key_bias": attention["k_bias"]}
-        fields |= {"value_bias": attention["v_bias"]}
-    return LlamaLayer(
-        attention_norm=weights["input_layernorm"]["w"],
-        query=_transposed(attention["q_proj"]["w"]),
-        key=_transposed(attention["k_proj"]["w"]),
-        value=_transposed(attention["v_proj"]["w"]),
-        attention_output=output.reshape(-1, output.shape[-1]).T,
-        mlp_norm=weights["post_attention_layernorm"]["w"],
-        **fields,
-    )
-
-
-def _gemma_layer(weights: Weights) -> LlamaLayer:
-    attention = weights["attn"]
-    output = attention["attn_vec_einsum"]["w"]  # [H, D, E]
-    if "qkv_einsum" in attention:
-        query, key, value = attention["qkv_einsum"]["w"]  # [H, E, D] each
-    else:
-        query, (key, value) = attention["q_einsum"]["w"], attention["kv_einsum"]["w"]
-    norms = {
-        "query_norm": attention.get("_query_norm"),
-        "key_norm": attention.get("_key_norm"),
-        "attention_post_norm": weights.get("post_attn_norm", weights.get("post_attention_norm")),  # Gemma 2, Gemma 3
-        "mlp_post_norm": weights.get("post_ffw_norm"),
-    }
-    return LlamaLayer(
-        attention_norm=weights["pre_attention_norm"]["scale"],
-        query=_transposed(jnp.swapaxes(query, 0, 1)),
-        key=_transposed(jnp.swapaxes(key, 0, 1)),
-        value=_transposed(jnp.swapaxes(value, 0, 1)),
-        attention_output=output.reshape(-1, output.shape[-1]).T,
-        mlp_norm=weights["pre_ffw_norm"]["scale"],
-        **_mlp(weights["mlp"]),
-        **{name: norm["scale"] for name, norm in norms.items() if norm is not None},
-    )
+    return adopt(state, config, dtype=dtype)

@@ -36,8 +36,8 @@ class LookaheadSampler(sampler.Sampler):
     """tunix's `Sampler` in fewer steps: the same greedy tokens, and sampled ones of the same distribution.
 
     The weights of a model that `parameters.describe` knows become jlade's with the first call, and with the first one
-    after `transformer_state` was set, which compiles nothing; they are a second copy. Other models are decoded as they
-    are, by `decoder(model)`.
+    after `transformer_state` was set, which compiles nothing; matrices are a second copy. Other models are decoded as
+    they are, by `decoder(model)`.
 
     Args:
       transformer, tokenizer, cache_config: those of `Sampler`.
