@@ -593,6 +593,23 @@ def speed() -> Iterator[str]:
         ("a row; the first window is from the pool", ("row", "pool")),
     ):
         yield row(label, *(f"{windows[*way, of_text]['tokens_per_step']:.2f}" for of_text in (True, False)))
+    beside = read("beside_tree")["tokens_per_step"]
+    for label, use in (
+        ("a tree of 119", "tree"),
+        ("a window of 40", "window"),
+        ("the window, where the forecast is below the mean", "low"),
+        ("the window, and its n-grams as drafts by their probability", "n-grams"),
+        ("5 tokens after each of the likely ends of the tree", "columns"),
+        ("a Jacobi chain after the most likely path", "jacobi"),
+        ("no tokens; what follows the best rejected sibling", "siblings"),
+        ("19 masks with the mean embedding of the prompt", "prompt probes"),
+        ("19 masks with the mean embedding of the vocabulary", "probes"),
+        ("the same, two masks behind each of 9 drafts", "two probes"),
+    ):
+        yield row(label, *(f"{beside[f'{use}, temperature {t}']['all']:.2f}" for t in ("0", "0.7")))
+    small = {use: of_use["all"] for use, of_use in read("beside_tree_demo")["tokens_per_step"].items()}
+    gains = (small[use] / small[f"tree,{use.split(',')[1]}"] - 1 for use in small if "probes" in use)
+    yield f"masks gain up to {max(gains):.0%} (`beside_tree_demo.json`)"
     warm = read("warm_smollm2")["tokens_per_step"]
     for label, way in (("no corpus", "cold"), ("token ids", "texts"), ("states", "states")):
         yield row(label, *(f"{warm[task][way]:.2f}" for task in TASKS if task in warm))
