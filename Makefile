@@ -13,7 +13,7 @@ endif
 .PHONY: demo chat bench install test test-all quick faults accelerators docs lint clean
 
 demo: $(VENV)/.demo
-	$(BIN)/jlade "$(PROMPT)" --repetition-penalty 1.2 --max-new-tokens 62 --also 10,5,10:tree=80
+	$(BIN)/jlade "$(PROMPT)" --repetition-penalty 1.2 --max-new-tokens 62 --also tree=119
 
 chat: $(VENV)/.chat
 	$(BIN)/jlade chat

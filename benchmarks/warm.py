@@ -31,7 +31,7 @@ def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("data", help="prompts, as `jlade bench --data` reads them")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--lookahead", default="10,5,10:tree=80", metavar="SETTING")
+    parser.add_argument("--lookahead", default="tree=119", metavar="SETTING")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M")
     parser.add_argument(
         "--every", type=int, default=1, metavar="K", help="decode every K-th prompt; all are in the corpus"

@@ -51,10 +51,10 @@ class _Unset(int):
 class LookaheadConfig:
     """The tokens of a decoding step: a window, which guesses future ones, and drafts to verify.
 
-    `LookaheadConfig()` has the window of arXiv 2402.02057, and a tree of the most promising drafts of several sources
-    (`jlade.drafts`). `LookaheadConfig.tree(63)` has a tree alone. `LookaheadConfig.paper(15, 5, 15)` is the algorithm
-    of the paper. Sizes of a window or a pool come with `tree_size`: without it, the same call could mean the paper's
-    setting or one with a tree.
+    `LookaheadConfig.tree(119)` has a tree of the most promising drafts of several sources (`jlade.drafts`), and
+    `LookaheadConfig()` the window of arXiv 2402.02057 and a tree, of as many tokens. The tree alone accepts more.
+    `LookaheadConfig.paper(15, 5, 15)` is the algorithm of the paper. Sizes of a window or a pool come with `tree_size`:
+    without it, the same call could mean the paper's setting or one with a tree.
 
     Attributes:
       window_size: the window's W, future positions decoded in parallel; 0 or more.

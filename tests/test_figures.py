@@ -607,6 +607,23 @@ def speed() -> Iterator[str]:
         ("a row; the first window is from the pool", ("row", "pool")),
     ):
         yield row(label, *(f"{windows[*way, of_text]['tokens_per_step']:.2f}" for of_text in (True, False)))
+    beside = read("beside_tree")["tokens_per_step"]
+    for label, use in (
+        ("a tree of 119", "tree"),
+        ("a window of 40", "window"),
+        ("the window, where the forecast is below the mean", "low"),
+        ("the window, and its n-grams as drafts by their probability", "n-grams"),
+        ("5 tokens after each of the likely ends of the tree", "columns"),
+        ("a Jacobi chain after the most likely path", "jacobi"),
+        ("no tokens; what follows the best rejected sibling", "siblings"),
+        ("19 masks with the mean embedding of the prompt", "prompt probes"),
+        ("19 masks with the mean embedding of the vocabulary", "probes"),
+        ("the same, two masks behind each of 9 drafts", "two probes"),
+    ):
+        yield row(label, *(f"{beside[f'{use}, temperature {t}']['all']:.2f}" for t in ("0", "0.7")))
+    small = {use: of_use["all"] for use, of_use in read("beside_tree_demo")["tokens_per_step"].items()}
+    gains = (small[use] / small[f"tree,{use.split(',')[1]}"] - 1 for use in small if "probes" in use)
+    yield f"masks gain up to {max(gains):.0%} (`beside_tree_demo.json`)"
     warm = read("warm_smollm2")["tokens_per_step"]
     for label, way in (("no corpus", "cold"), ("token ids", "texts"), ("states", "states")):
         yield row(label, *(f"{warm[task][way]:.2f}" for task in TASKS if task in warm))
@@ -768,6 +785,7 @@ def when_to_use() -> Iterator[str]:
     for size, name, setting in (
         (4, "prompt lookup 0, 4, 1", "LookaheadConfig.paper(0, 4, 1)"),
         (120, "15, 5, 15", "LookaheadConfig.paper(15, 5, 15)"),
+        (120, "tree of 119", "LookaheadConfig.tree(119)"),
         (64, "tree of 63", "LookaheadConfig.tree(63)"),
         (120, "10, 5, 10, tree of 80", "LookaheadConfig()"),
     ):
@@ -784,10 +802,9 @@ def when_to_use() -> Iterator[str]:
     ten |= bench("bench_smollm2_tree_10")
     for size, name in ((115, "8, 6, 15"), (68, "7, 5, 10"), (39, "5, 4, 8"), (64, "tree of 63")):
         yield f"| {size} | {ten[name]['humaneval']:.2f}, {ten[name]['mtbench']:.2f} |"
-    default = "10, 5, 10, tree of 80"
-    sampled = bench("bench_smollm2_sampled")[f"{default}, temperature 0.7"]["all"]
-    yield f"{sampled:.2f} tokens per step at temperature 0.7 on 15 of the prompts"
-    yield f"{found[default]['all']:.2f} greedily on all"
+    sampled = bench("bench_smollm2_sampled")["tree of 119, temperature 0.7"]["all"]
+    yield f"makes {sampled:.2f} tokens per step at temperature 0.7 on 15 of the prompts"
+    yield f"{found['tree of 119']['all']:.2f} greedily on all"
     yield f"which is {bench('bench_smollm2_cpu', 'methods')[SMOLLM2_METHODS[AUTO]]['speedup']:.2f}x as fast"
     (plain,), (wide,) = (
         [x["ms"] for x in estimates() if tuple(x[k] for k in KEYS) == ("v5e", "7b", block, 1, 4096)]

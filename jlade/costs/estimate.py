@@ -156,7 +156,7 @@ def estimate(
       lookahead: devices that share the tokens of a step. With more than one, wider trees are settings too.
     """
     device, weights = rates(platform, device_kind), weights.counted(platform)
-    settings = settings_lib.AUTO_ON_SEVERAL if lookahead > 1 else settings_lib.AUTO
+    settings = settings_lib.TREES if lookahead > 1 else settings_lib.AUTO
 
     def step(setting: LookaheadConfig) -> Time:
         return step_time(device, division.share_size(setting, lookahead)[0], batch_size, weights)

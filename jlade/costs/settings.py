@@ -7,9 +7,9 @@ from jlade.lookahead import names
 
 TREES = tuple(map(LookaheadConfig.tree, (959, 479, 239, 119, 63, 31, 15, 7, 3)))
 
-# Of "auto", widest first: on one device, and on several that share the tokens of a step.
-AUTO = (LookaheadConfig(), *TREES[4:])
-AUTO_ON_SEVERAL = (*TREES[:3], *AUTO)
+# Of "auto", widest first, on one device; on several that share the tokens of a step it has all of them. A tree accepts
+# more than a window and a tree of as many tokens (docs/choosing.md), and its drafts forecast the best width.
+AUTO = TREES[3:]
 
 # Of `jlade.tune`: trees, prompt lookup in small and in wide blocks, then settings with a window, among them those of
 # Table 4 of arXiv 2402.02057.

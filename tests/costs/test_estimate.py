@@ -11,7 +11,7 @@ from jlade.costs.devices import DEVICES
 from jlade.costs.estimate import Operation, Rates
 from jlade.models.llama import LlamaConfig
 
-TREE = LookaheadConfig()
+TREE = LookaheadConfig.tree(119)
 
 
 @pytest.mark.parametrize(
