@@ -32,6 +32,7 @@ from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
 from .generation.tune import tune
+from .inspection.compile import compile
 from .inspection.inspect import Inspection, inspect
 from .mesh import make_mesh
 from .models.base import Decoder, KVCache
@@ -68,6 +69,7 @@ __all__ = [
     "TextIndex",
     "Trial",
     "Tuning",
+    "compile",
     "constraints",
     "conversion",
     "costs",

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jlade.costs import devices as devices_lib
 from jlade.costs.devices import ARCHITECTURES, Device, Gpu, Tpu
+from jlade.decoding.ahead import Call
 from jlade.mesh import default_device
 
 GPU_COMPILER, TPU_COMPILER = "gpu-compiler", "tpu-compiler"  # extras of the package
@@ -100,6 +101,30 @@ def _described(platform: str, **description: str) -> list[jax.Device]:
     return devices
 
 
+def compiled(call: Call, place: jax.Device | Mesh) -> Any:
+    """Returns the program of a call, compiled for devices that need not be there, a `jax.stages.Compiled`.
+
+    Args:
+      call: its arrays are shapes with shardings on these devices.
+      place: a result of `find`, or a mesh of them.
+    """
+    # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
+    mesh = place if isinstance(place, Mesh) else Mesh(np.array([place]), ("one",))
+    device = mesh.devices.flat[0]
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = call.jitted.trace(*call.arrays, **call.settings).lower(lowering_platforms=(platform,))
+    if device in jax.local_devices():
+        return lowered.compile()
+    # JAX would keep the program, but cannot load it again without the device.
+    least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+    try:
+        return lowered.compile()
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+
 def compile_for(
     place: jax.Device | Mesh, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> Any:
@@ -111,22 +136,7 @@ def compile_for(
       arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`; for a mesh, with their shardings.
       donate: indices of the arguments whose memory the results take over.
     """
-    if isinstance(place, Mesh):
-        device, mesh = place.devices.flat[0], place
-        jitted = jax.jit(function, donate_argnums=donate)
-    else:
-        # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
-        device, mesh, one = place, Mesh(np.array([place]), ("one",)), SingleDeviceSharding(place)
-        jitted = jax.jit(function, in_shardings=one, out_shardings=one, donate_argnums=donate)
-    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = jitted.trace(*arguments).lower(lowering_platforms=(platform,))
-    if device in jax.local_devices():
-        return lowered.compile()
-    # JAX would keep the program, but cannot load it again without the device.
-    least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
-    try:
-        return lowered.compile()
-    finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+    options: dict[str, Any] = {"donate_argnums": donate}
+    if not isinstance(place, Mesh):
+        options |= dict.fromkeys(("in_shardings", "out_shardings"), SingleDeviceSharding(place))
+    return compiled(Call(function.__name__, jax.jit(function, **options), arguments, {}), place)
