@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
-import jax
 from jax.sharding import Mesh
 
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS, check_int
 from jlade.conversion import location
+from jlade.generation import drawing
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
@@ -226,7 +226,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "sampling": sampling,
         "stop": options.stop,
         "kv_dtype": options.kv_dtype,
-        "key": jax.random.key(seed),
+        "key": drawing.make_key(seed),
         "constraint": recommended_constraints(options.model or DEMO, options.revision),
     }
 

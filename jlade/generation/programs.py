@@ -26,7 +26,6 @@ from jax.sharding import Mesh
 from jlade import files
 from jlade import mesh as mesh_lib
 from jlade.costs import devices
-from jlade.decoding import ahead
 from jlade.decoding.ahead import Answer, Call
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.models.base import Params
