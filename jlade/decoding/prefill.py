@@ -55,7 +55,9 @@ def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
 
 
 def check_capacity(inputs: Inputs) -> None:
-    """Raises a ValueError when a prompt and the new tokens exceed the capacity, unless they are being traced."""
+    """Raises a ValueError when a prompt and the new tokens exceed the capacity, unless these are tracers or shapes."""
+    if isinstance(inputs.lengths, jax.ShapeDtypeStruct):
+        return
     try:
         lengths, limits = np.asarray(inputs.lengths), np.asarray(inputs.stopping.max_new_tokens)
     except jax.errors.TracerArrayConversionError:

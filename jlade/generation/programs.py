@@ -17,7 +17,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
@@ -43,19 +43,12 @@ COMPILERS = {  # of each platform, besides jaxlib
 Facts = Mapping[str, str]
 
 
-class Made(NamedTuple):
-    """A program that was compiled for a call."""
-
-    call: Call
-    compiled: Any  # jax.stages.Compiled
-
-
-def save(path: str | os.PathLike[str], made: Sequence[Made], device: jax.Device, facts: Facts) -> None:
+def save(path: str | os.PathLike[str], made: Sequence[tuple[Call, Any]], device: jax.Device, facts: Facts) -> None:
     """Writes programs to a new directory, whole or not at all.
 
     Args:
       path: of the directory.
-      made: the programs of a call.
+      made: the calls of a decode, each with its program, a `jax.stages.Compiled`.
       device: that they are for.
       facts: of the call; see `facts_of`.
 

@@ -5,19 +5,16 @@ import os
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from jlade.config import check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.costs import choice
-from jlade.decoding import ahead, loop
-from jlade.decoding.ahead import Call
-from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
+from jlade.decoding import loop
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.generation import programs, request, stop_strings, text
 from jlade.generation.options import Options, unknown
-from jlade.generation.programs import Made
 from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.inspection import targets
 from jlade.models import implementations
@@ -91,23 +88,5 @@ def compile(
     asked = request.make(params, [[0]] * batch_size, Options(**given))
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
-    made = made_for(target, params, asked.inputs, decode_config)
+    made = targets.programs_of(lambda: loop.decode(params, asked.inputs, decode_config), target)
     programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))
-
-
-def made_for(device: jax.Device, params: LlamaParams, inputs: Inputs, config: DecodeConfig) -> list[Made]:
-    """Returns the programs of `jlade.decode` with these arguments, compiled for a device that need not be there."""
-    made: list[Made] = []
-    place = SingleDeviceSharding(device)
-
-    def shape(array: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(jax.numpy.shape(array), array.dtype, sharding=place)
-
-    def answer(call: Call) -> Any:
-        call = call._replace(arrays=jax.tree.map(shape, call.arrays))
-        made.append(Made(call, targets.compiled(call, device)))
-        return call.jitted.eval_shape(*call.arrays, **call.settings)
-
-    with ahead.answered(answer):
-        loop.decode(params, inputs, config)
-    return made

@@ -4,15 +4,16 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jlade.costs import devices as devices_lib
 from jlade.costs.devices import ARCHITECTURES, Device, Gpu, Tpu
+from jlade.decoding import ahead
 from jlade.decoding.ahead import Call
 from jlade.mesh import default_device
 
@@ -99,6 +100,37 @@ def _described(platform: str, **description: str) -> list[jax.Device]:
         remedy = "set JAX_PLATFORMS=cpu before JAX starts, and use the versions of JAX and its plugin that fit"
         raise RuntimeError(f"the compiler for {platform} cannot be used: {error}; {remedy}") from error
     return devices
+
+
+class Made(NamedTuple):
+    """A program that was compiled for a call."""
+
+    call: Call
+    compiled: Any  # jax.stages.Compiled
+
+
+def programs_of(run: Callable[[], Any], place: jax.Device | Mesh) -> list[Made]:
+    """Returns the programs that `run` runs, in their order, compiled for devices that need not be there.
+
+    Args:
+      run: calls functions of `jlade.decoding`, with shapes or arrays. They return shapes.
+      place: a result of `find`, or a mesh of them, on which shapes have their shardings, and other arrays are whole.
+    """
+    made: list[Made] = []
+    everywhere = NamedSharding(place, PartitionSpec()) if isinstance(place, Mesh) else SingleDeviceSharding(place)
+
+    def shape(array: Any) -> jax.ShapeDtypeStruct:
+        of_array = getattr(array, "sharding", None) if isinstance(place, Mesh) else None
+        return jax.ShapeDtypeStruct(np.shape(array), array.dtype, sharding=of_array or everywhere)
+
+    def answer(call: Call) -> Any:
+        call = call._replace(arrays=jax.tree.map(shape, call.arrays))
+        made.append(Made(call, compiled(call, place)))
+        return call.jitted.eval_shape(*call.arrays, **call.settings)
+
+    with ahead.answered(answer):
+        run()
+    return made
 
 
 def compiled(call: Call, place: jax.Device | Mesh) -> Any:
