@@ -148,7 +148,13 @@ def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **argumen
     add_model(parser, **arguments)
     add_kv_dtype(parser)
     add_lookahead(parser, lookahead)
-    for name, (kind, value, placeholder, explanation) in SETTINGS.items():
+    add_settings(parser, *SETTINGS)
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Adds some of `SETTINGS`, and the strings that end a text."""
+    for name in names:
+        kind, value, placeholder, explanation = SETTINGS[name]
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
     parser.add_argument(
@@ -164,6 +170,16 @@ def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **argumen
 def _unescape(string: str) -> str:
     """Returns a string of the command line, where a shell passes a backslash and an n for the end of a line."""
     return re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], string)
+
+
+def add_programs(parser: argparse.ArgumentParser) -> None:
+    """Adds `--programs`."""
+    parser.add_argument(
+        "--programs",
+        metavar="DIR",
+        help="load the programs that `jlade compile` wrote to DIR instead of compiling, where they fit; they are "
+        "machine code, so trust DIR like code (default: compile)",
+    )
 
 
 def add_lookahead(parser: argparse.ArgumentParser, default: str = AUTO) -> None:

@@ -83,9 +83,10 @@ def facts_of(params: Params, inputs: Inputs, config: DecodeConfig) -> Facts:
     """Returns the facts of a call that decide its programs, those that people name first."""
     batch_size, capacity = inputs.prompts.shape
     found = {"batch size": str(batch_size), "capacity": str(capacity)}
-    for name, value in (("config", dataclasses.replace(config, decoder=None)), ("inputs", inputs)):
+    settings = {name: value for name, value in vars(config).items() if name != "decoder"}
+    for name, value in (("config", settings), ("inputs", inputs), ("decoder", config.decoder), ("params", params)):
         found |= _described(name, value)
-    return found | dict(_described("config.decoder", config.decoder)) | dict(_described("params", params))
+    return found
 
 
 class Programs:
@@ -152,8 +153,9 @@ class Programs:
                     content = (self._path / file).read_bytes()
                     if hashlib.sha256(content).hexdigest() != digest:
                         raise ValueError(f"its SHA-256 is not that in {MANIFEST}")
+                    program, arguments, results = pickle.loads(content)
                     self._loaded[file] = serialize_executable.deserialize_and_load(
-                        *pickle.loads(content), backend=self._device.client, execution_devices=[self._device]
+                        program, arguments, results, self._device.client, execution_devices=[self._device]
                     )
                 except Exception as error:  # of XLA and of unpickling, which have no type of their own
                     self._warn(f"{self._path / file} cannot be loaded, so the program compiles as usual: {error}")
