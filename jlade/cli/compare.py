@@ -79,7 +79,8 @@ def run(options: argparse.Namespace) -> None:
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
         requests: list[Keywords] = [request | {"lookahead": setting} for setting in settings]
-        requests[0]["programs"] = options.programs
+        if options.programs is not None:  # which are those of "auto", not of the setting that it chooses
+            requests[0] |= {"programs": options.programs, "lookahead": request["lookahead"]}
         jlade.prepare(params, ids, **requests[0])  # checks the arguments
         if not (options.json or console.is_terminal):
             print(options.prompt, end="", flush=True)
@@ -177,7 +178,7 @@ def _compile(params: LlamaParams, prompt: list[int], requests: list[Keywords]) -
     Those of the first request may come from a directory. On a mesh there is one thread: devices that wait for each
     other must run programs in the same order.
     """
-    others = requests if requests[0]["programs"] is None else requests[1:]
+    others = requests[1:] if "programs" in requests[0] else requests
     for request in others[:1]:
         jlade.prefill(params, *jlade.prepare(params, prompt, **request))
     with futures.ThreadPoolExecutor(None if mesh_of(params) is None else 1) as threads:

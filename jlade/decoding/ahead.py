@@ -25,12 +25,15 @@ class Call(NamedTuple):
 
     Attributes:
       program: the name of the function.
-      jitted: the function; it takes `arrays`, and `settings` as keywords.
+      function: itself, which `jax.jit` traces with `options`.
+      jitted: the result of `jax.jit`; it takes `arrays`, and `settings` as keywords.
       arrays: pytrees of arrays, or of shapes.
       settings: the static arguments by their names.
     """
 
     program: str
+    function: Callable[..., Any]
+    options: dict[str, Any]
     jitted: Any
     arrays: tuple[Any, ...]
     settings: dict[str, Any]
@@ -38,6 +41,15 @@ class Call(NamedTuple):
     def run(self) -> Any:
         """Returns the results as if nobody answered the call; it compiles the program if it is new."""
         return self.jitted(*self.arrays, **self.settings)
+
+    def apart(self) -> "Call":
+        """Returns the call of a copy of the function, with which it shares no program in memory."""
+
+        @functools.wraps(self.function)
+        def copy(*args: Any, **kwargs: Any) -> Any:
+            return self.function(*args, **kwargs)
+
+        return self._replace(jitted=jax.jit(copy, **self.options))
 
 
 Answer = Callable[[Call], Any]
@@ -73,7 +85,7 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
                 given = signature().bind(*args, **kwargs).arguments
                 arrays = tuple(value for name, value in given.items() if name not in static)
                 settings = {name: value for name, value in given.items() if name in static}
-                answered: T = answer(Call(function.__name__, jitted, arrays, settings))
+                answered: T = answer(Call(function.__name__, function, options, jitted, arrays, settings))
                 return answered
             try:
                 results: T = jitted(*args, **kwargs)

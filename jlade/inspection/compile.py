@@ -88,5 +88,5 @@ def compile(
     asked = request.make(params, [[0]] * batch_size, Options(**given))
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
-    made = targets.programs_of(lambda: loop.decode(params, asked.inputs, decode_config), target)
+    made = targets.programs_of(lambda: loop.decode(params, asked.inputs, decode_config), target, anew=True)
     programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))

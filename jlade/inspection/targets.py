@@ -1,14 +1,16 @@
 """Accelerators that need not be there: their compilers run on any machine."""
 
+import contextlib
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jlade.costs import devices as devices_lib
@@ -109,12 +111,14 @@ class Made(NamedTuple):
     compiled: Any  # jax.stages.Compiled
 
 
-def programs_of(run: Callable[[], Any], place: jax.Device | Mesh) -> list[Made]:
+def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = False) -> list[Made]:
     """Returns the programs that `run` runs, in their order, compiled for devices that need not be there.
 
     Args:
       run: calls functions of `jlade.decoding`, with shapes or arrays. They return shapes.
       place: a result of `find`, or a mesh of them, on which shapes have their shardings, and other arrays are whole.
+      anew: whether to compile what JAX has already, in memory or in its persistent cache: of a program from the cache,
+        JAX serializes a part alone.
     """
     made: list[Made] = []
     everywhere = NamedSharding(place, PartitionSpec()) if isinstance(place, Mesh) else SingleDeviceSharding(place)
@@ -125,10 +129,11 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh) -> list[Made]:
 
     def answer(call: Call) -> Any:
         call = call._replace(arrays=jax.tree.map(shape, call.arrays))
+        call = call.apart() if anew else call
         made.append(Made(call, compiled(call, place)))
         return call.jitted.eval_shape(*call.arrays, **call.settings)
 
-    with ahead.answered(answer):
+    with ahead.answered(answer), without_cache() if anew else contextlib.nullcontext():
         run()
     return made
 
@@ -148,13 +153,24 @@ def compiled(call: Call, place: jax.Device | Mesh) -> Any:
         lowered = call.jitted.trace(*call.arrays, **call.settings).lower(lowering_platforms=(platform,))
     if device in jax.local_devices():
         return lowered.compile()
-    # JAX would keep the program, but cannot load it again without the device.
-    least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
-    try:
+    with without_cache():  # JAX would keep the program, but cannot load it again without the device
         return lowered.compile()
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Keeps the programs of the block out of JAX's persistent cache, and those of the cache out of the block."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+
+    def enable(value: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", value)
+        compilation_cache.reset_cache()  # otherwise JAX goes on as it began
+
+    enable(False)
+    try:
+        yield
     finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+        enable(before)
 
 
 def compile_for(
@@ -171,4 +187,5 @@ def compile_for(
     options: dict[str, Any] = {"donate_argnums": donate}
     if not isinstance(place, Mesh):
         options |= dict.fromkeys(("in_shardings", "out_shardings"), SingleDeviceSharding(place))
-    return compiled(Call(function.__name__, jax.jit(function, **options), arguments, {}), place)
+    jitted = jax.jit(function, **options)
+    return compiled(Call(function.__name__, function, options, jitted, arguments, {}), place)
