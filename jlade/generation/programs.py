@@ -93,7 +93,7 @@ class Programs:
     """The programs of a directory, loaded when a call needs them."""
 
     def __init__(self, path: pathlib.Path, device: jax.Device):
-        self._path, self._device, self._lock = path, device, threading.Lock()
+        self._path, self._device, self._lock = path, device, threading.RLock()
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] = {}  # by their files; None for one that cannot be
         self._known: dict[tuple[Any, ...], list[Any]] = {}  # by functions and their settings
@@ -127,9 +127,11 @@ class Programs:
                 with contextlib.suppress(TypeError):  # of other arrays, before anything runs
                     return program(*call.arrays)
             if self._programs and not explained:
-                differences = _differences(self._facts, facts_of(params, inputs, config))
-                self._warn(f"the programs in {self._path} are not all for this call, so others compile: {differences}")
                 explained = True
+                reason = _differences(self._facts, facts_of(params, inputs, config))
+                if reason or None not in self._loaded.values():  # which has been said
+                    reason = reason or f"there is no {call.program}"
+                    self._warn(f"the programs in {self._path} are not all for this call, so others compile: {reason}")
             return call.run()
 
         return run
