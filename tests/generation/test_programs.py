@@ -233,7 +233,7 @@ def test_wrong_arguments(tmp_path, monkeypatch):
         ({"batch_size": 0}, "batch_size must be"),
         ({"seed": 1}, "seed is not an option of calls that are compiled ahead"),
         ({"dtype": "bfloat16"}, "dtype and bits are for a directory"),
-        ({"device": "abacus"}, "device must be one of"),
+        ({"device": "abacus", "capacity": 64}, "device must be one of"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             jlade.compile(params(), **{"output": tmp_path / "new", **options})

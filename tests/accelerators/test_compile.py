@@ -1,0 +1,49 @@
+"""Programs for devices that are not here, in files."""
+
+import io
+import json
+import pickle
+
+import jax
+import pytest
+from jax.experimental import serialize_executable
+
+import jlade
+from jlade.generation import programs
+from jlade.inspection import targets
+from tests.accelerators.needs import device
+from tests.tiny import PAPER, tiny_llama
+
+
+class Backend:
+    """In place of a device's: it returns the machine code, which only the device loads."""
+
+    def __init__(self, devices):
+        self._devices = devices
+
+    def devices(self):
+        return self._devices
+
+    def deserialize_executable(self, code, executable_devices):
+        return code
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_programs_of_another_device_are_written_and_refused_here(name, tmp_path):
+    params, directory = tiny_llama(), tmp_path / "programs"
+    jlade.compile(params, directory, name, lookahead=PAPER, capacity=64)
+    manifest = json.loads((directory / programs.MANIFEST).read_text())
+    (target,), _ = targets.find(name)
+    assert manifest["made_for"]["device"] == target.device_kind
+    assert [each["program"] for each in manifest["programs"]] == ["_read", "_draw", "_noise", "_start", "_run"]
+    for each in manifest["programs"]:
+        program, arguments, results = pickle.loads((directory / each["file"]).read_bytes())
+        backend = Backend([target])
+        read, shapes, _ = serialize_executable._JaxPjrtUnpickler(io.BytesIO(program), backend, [target]).load()
+        assert len(shapes) == arguments.num_leaves
+        assert len(read.output_avals) == results.num_leaves
+        assert len(read.xla_executable) > 1000 or each["program"] == "_noise"
+    here = jax.devices()[0]
+    with pytest.warns(UserWarning, match=f"device is {target.device_kind} in the file and .* here"):
+        found = programs.find(directory, here)
+    assert found._programs == []
