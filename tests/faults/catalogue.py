@@ -1008,6 +1008,27 @@ FAULTS = (
         "tokenizer=tokenizer",
         ("tests/generation/test_own_tokenizer.py::test_text_is_read",),
     ),
+    Fault(
+        "programs of another device or version are run",
+        "jlade/generation/programs.py",
+        "        if differences:\n",
+        "        if False:\n",
+        ("tests/generation/test_programs.py::test_programs_for_another_machine_are_refused",),
+    ),
+    Fault(
+        "the number of steps is converted by a program of its own",
+        "jlade/decoding/loop.py",
+        "return np.int32(value) if isinstance(value, int) else jnp.int32(value)",
+        "return jnp.int32(value)",
+        ("tests/generation/test_programs.py::test_a_call_neither_traces_nor_compiles",),
+    ),
+    Fault(
+        "a key of another seed",
+        "jlade/generation/drawing.py",
+        "np.array([0, seed], np.uint32)",
+        "np.array([seed, 0], np.uint32)",
+        ("tests/generation/test_programs.py::test_keys_are_those_of_jax",),
+    ),
     # Engine.
     Fault(
         "low priorities come first",
