@@ -73,6 +73,7 @@ def here(device: jax.Device) -> Facts:
     found = {"device": device.device_kind}
     if device.platform == "cpu":
         found = {"device": devices.processor(), "instructions of the device": _instructions()}
+    found["device id"] = str(device.id)
     found["jlade"] = f"{_version('jlade')}, sources {_sources()}"
     for package in ("jax", "jaxlib", *COMPILERS.get(device.platform, ())):
         found[package] = _version(package)
