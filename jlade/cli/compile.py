@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="The programs are for this version of jlade, JAX and the compiler, and for one device of this kind.",
         examples=[
             "jlade compile path/to/model --output programs",
+            "jlade compile smollm2 --turns --output chat",
             "jlade compile path/to/model --device v5e --batch-size 4 --temperature 0.7 --output programs",
         ],
     )
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         choices=("float32", "bfloat16", "float16"),
         help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
     )
+    result.add_argument("--turns", action="store_true", help="also those of the later turns of a chat")
     options_lib.add_bits(result)
     options_lib.add_kv_dtype(result)
     programs.add_implementations(result)
@@ -74,6 +76,7 @@ def run(options: argparse.Namespace) -> None:
             capacity=options.length,
             attention=options.attention or "auto",
             experts=options.experts or "auto",
+            turns=options.turns,
             **request,
         )
     print(f"{options.output}: programs for {options.device}")

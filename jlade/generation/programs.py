@@ -97,7 +97,7 @@ class Programs:
         self._path, self._device, self._lock = path, device, threading.RLock()
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] = {}  # by their files; None for one that cannot be
-        self._known: dict[tuple[Any, ...], list[Any]] = {}  # by functions and their settings
+        self._known: dict[tuple[Any, ...], list[tuple[str, str]]] = {}  # by functions and their settings
         self._programs: list[dict[str, str]] = []
         self._facts: Facts = {}
         try:
@@ -124,9 +124,11 @@ class Programs:
 
         def run(call: Call) -> Any:
             nonlocal explained
-            for program in self._fitting(call):
+            for file, digest in self._fitting(call):
+                program = self._load(file, digest)
                 with contextlib.suppress(TypeError):  # of other arrays, before anything runs
-                    return program(*call.arrays)
+                    if program is not None:
+                        return program(*call.arrays)
             if self._programs and not explained:
                 explained = True
                 reason = _differences(self._facts, facts_of(params, inputs, config))
@@ -137,14 +139,13 @@ class Programs:
 
         return run
 
-    def _fitting(self, call: Call) -> list[Any]:
-        """Returns the programs of a call's function and settings. Their arrays may be others."""
+    def _fitting(self, call: Call) -> list[tuple[str, str]]:
+        """Returns the programs of a call's function and settings: file and SHA-256. Their arrays may be others."""
         key = (call.program, *call.settings.values())
         if key not in self._known:
             facts = {"program": call.program, "settings": _settings(call)}
             fitting = (each for each in self._programs if facts.items() <= each.items())
-            found = (self._load(each["file"], each["sha256"]) for each in fitting)
-            self._known[key] = [program for program in found if program is not None]
+            self._known[key] = [(each["file"], each["sha256"]) for each in fitting]
         return self._known[key]
 
     def _load(self, file: str, digest: str) -> Any:

@@ -13,7 +13,7 @@ from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.costs import choice
 from jlade.decoding import loop
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
-from jlade.generation import programs, request, stop_strings, text
+from jlade.generation import earlier, programs, request, stop_strings, text
 from jlade.generation.options import Options, unknown
 from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.inspection import targets
@@ -32,6 +32,7 @@ def compile(
     capacity: int = 1024,
     attention: str = "auto",
     experts: str = "auto",
+    turns: bool = False,
     **options: Any,
 ) -> None:
     """Compiles the programs of a call of `jlade.generate`, and writes them to a new directory for its `programs`.
@@ -47,6 +48,7 @@ def compile(
       dtype, bits, attention, experts: see `jlade.inspect`.
       batch_size: number of prompts.
       capacity: tokens of prompt and text, rounded up as `jlade.generate` does to 1024, 2048, 4096, ...
+      turns: whether to compile the programs of later turns too, which begin with the state of an earlier call.
       options: others of `jlade.generate`, such as `lookahead`, `sampling`, `stop`, `kv_dtype` and `logprobs`.
 
     Raises:
@@ -88,5 +90,11 @@ def compile(
     asked = request.make(params, [[0]] * batch_size, Options(**given))
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
-    made = targets.programs_of(lambda: loop.decode(params, asked.inputs, decode_config), target, anew=True)
+
+    def run() -> None:
+        state = loop.decode(params, asked.inputs, decode_config)
+        if turns:
+            loop.decode(params, earlier.continued(asked.inputs, state), decode_config)
+
+    made = targets.programs_of(run, target, anew=True)
     programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))

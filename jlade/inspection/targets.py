@@ -112,7 +112,7 @@ class Made(NamedTuple):
 
 
 def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = False) -> list[Made]:
-    """Returns the programs that `run` runs, in their order, compiled for devices that need not be there.
+    """Returns the programs that `run` runs, each once, compiled for devices that need not be there.
 
     Args:
       run: calls functions of `jlade.decoding`, with shapes or arrays. They return shapes.
@@ -120,7 +120,7 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
       anew: whether to compile what JAX has already, in memory or in its persistent cache: of a program from the cache,
         JAX serializes a part alone.
     """
-    made: list[Made] = []
+    made, known = list[Made](), set[Any]()
     everywhere = NamedSharding(place, PartitionSpec()) if isinstance(place, Mesh) else SingleDeviceSharding(place)
 
     def shape(array: Any) -> jax.ShapeDtypeStruct:
@@ -130,7 +130,11 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
     def answer(call: Call) -> Any:
         call = call._replace(arrays=jax.tree.map(shape, call.arrays))
         call = call.apart() if anew else call
-        made.append(Made(call, compiled(call, place)))
+        leaves, structure = jax.tree.flatten(call.arrays)
+        key = call.program, *call.settings.values(), *leaves, structure
+        if key not in known:
+            known.add(key)
+            made.append(Made(call, compiled(call, place)))
         return call.jitted.eval_shape(*call.arrays, **call.settings)
 
     with ahead.answered(answer), without_cache() if anew else contextlib.nullcontext():

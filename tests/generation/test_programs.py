@@ -38,7 +38,7 @@ def texts(prompt=(1, 2, 3), **options):
 def made(tmp_path_factory):
     """A directory of programs."""
     directory = tmp_path_factory.mktemp("made") / "programs"
-    jlade.compile(params(), directory, lookahead=PAPER, capacity=64)
+    jlade.compile(params(), directory, lookahead=PAPER, capacity=64, turns=True)
     return directory
 
 
@@ -61,6 +61,19 @@ def test_a_call_neither_traces_nor_compiles(made):
     assert events == []
     assert first == texts() == [[token for piece in pieces for token in piece.tokens]]
     assert other == texts((5, 6), max_new_tokens=5, eos_ids=(2,))
+
+
+def test_later_turns_run_their_own(made):
+    def answer(**more):
+        first = jlade.generate(params(), [1, 2, 3], keep_state=True, **OPTIONS, **more)
+        longer = [1, 2, 3, *first.tokens[0].tolist(), 4, 5]
+        return jlade.generate(params(), longer, state=first.state, **OPTIONS, **more).tokens.tolist()
+
+    with told() as messages, recorded("jaxpr_to_mlir") as events:
+        found = answer(programs=made)
+    assert messages == []
+    assert not {facts["fun_name"] for _, facts in events} & {f"jit({name})" for name in ("_read", "_start", "_run")}
+    assert found == answer()
 
 
 FRESH = """
