@@ -31,6 +31,7 @@ from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.models.base import Params
 
 FORMAT, MANIFEST = 1, "programs.json"
+FIELDS = "program", "settings", "file", "sha256"  # of a program in the manifest
 SHOWN = 3  # differences that a warning names
 # What the programs are compiled from, besides JAX.
 SOURCES = "config.py", "mesh.py", "vocabulary.py", "constraints", "decoding", "drafts", "lookahead", "models"
@@ -106,7 +107,7 @@ class Programs:
                 raise ValueError(f"its format is {manifest['format']!r}, and this version of jlade reads {FORMAT}")
             self._facts = {str(name): str(value) for name, value in manifest["call"].items()}
             differences = _differences(manifest["made_for"], here(device))
-            programs = [{name: str(each[name]) for name in _FIELDS} for each in manifest["programs"]]
+            programs = [{name: str(each[name]) for name in FIELDS} for each in manifest["programs"]]
         except Exception as error:  # a broken file can raise any
             self._warn(f"{path / MANIFEST} cannot be read, so programs compile as usual: {error}")
             return
@@ -189,9 +190,6 @@ def find(path: str | os.PathLike[str], device: jax.Device) -> Programs:
     return _find(manifest.parent.absolute(), device, state.st_mtime_ns, state.st_ino)
 
 
-_FIELDS = "program", "settings", "file", "sha256"
-
-
 @functools.lru_cache(maxsize=8)
 def _find(path: pathlib.Path, device: jax.Device, *version: int) -> Programs:
     return Programs(path, device)
@@ -215,7 +213,7 @@ def _described(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, Mapping):
         for key in value:
             yield from _described(f"{name}.{key}", value[key])
-    elif isinstance(value, tuple | list) and jax.tree.leaves(value) and not all(map(_is_plain, value)):
+    elif isinstance(value, tuple | list) and not _is_plain(value):
         for index, part in enumerate(value):
             yield from _described(f"{name}[{index}]", part)
     else:
@@ -223,7 +221,9 @@ def _described(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool | tuple | None)
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | bool | None)
 
 
 def _differences(there: Facts, now: Facts) -> str:

@@ -79,15 +79,16 @@ def compile(
         params = param_shapes(config, check_dtype(dtype, "float32", directory, target), bits)
     given = {"tokenizer": tokenizer, "max_new_tokens": capacity - 1} | options
     decoder = Llama(config, attention, experts, kv_dtype=given.get("kv_dtype"))
-    if is_attached:
-        decoder = decoder.on(params)
-    else:
-        chosen = implementations.Implementations(attention, experts, "auto")
-        found = implementations.resolve_unattached(config, chosen, params, target, None)
-        decoder = dataclasses.replace(decoder, **found._asdict())
-        if given.get("lookahead", "auto") == "auto":
-            given["lookahead"] = choice.estimated(params, batch_size, None, target)
-    asked = request.make(params, [[0]] * batch_size, Options(**given))
+    with jax.default_device(target if is_attached else None):
+        if is_attached:
+            decoder = decoder.on(params)
+        else:
+            chosen = implementations.Implementations(attention, experts, "auto")
+            found = implementations.resolve_unattached(config, chosen, params, target, None)
+            decoder = dataclasses.replace(decoder, **found._asdict())
+            if given.get("lookahead", "auto") == "auto":
+                given["lookahead"] = choice.estimated(params, batch_size, None, target)
+        asked = request.make(params, [[0]] * batch_size, Options(**given))
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
 
