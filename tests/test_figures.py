@@ -843,7 +843,8 @@ def grammar() -> Iterator[str]:
 def usage() -> Iterator[str]:
     names = {"nothing": "nothing", "cache": "JAX's persistent cache", "programs": "programs made ahead"}
     for file, model in (("programs", "demo"), ("programs_smollm2", "smollm2")):
-        found = read(file)["models"][model]
+        found, setting = read(file)["models"][model], read(file).get("lookahead", "auto")
+        model += "" if setting == "auto" else f" at {setting}"
         for way, name in names.items():
             each = found["ways"][way]
             times = (f"{each[time]:.1f}" for time in ("call_cpu", "process_cpu", "call"))
