@@ -934,7 +934,7 @@ FAULTS = (
     Fault(
         "a turn begins with an empty pool",
         "jlade/generation/earlier.py",
-        "sources | of_state | predicted, corpus)",
+        "sources | _sources(state) | predicted, corpus)",
         "sources | predicted, corpus)",
         ("tests/generation/test_turns.py::test_a_turn_has_the_pool_of_the_one_before",),
     ),
@@ -1014,13 +1014,6 @@ FAULTS = (
         "        if differences:\n",
         "        if False:\n",
         ("tests/generation/test_programs.py::test_programs_for_another_machine_are_refused",),
-    ),
-    Fault(
-        "the number of steps is converted by a program of its own",
-        "jlade/decoding/loop.py",
-        "return np.int32(value) if isinstance(value, int) else jnp.int32(value)",
-        "return jnp.int32(value)",
-        ("tests/generation/test_programs.py::test_a_call_neither_traces_nor_compiles",),
     ),
     Fault(
         "a key of another seed",
