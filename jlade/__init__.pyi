@@ -34,6 +34,7 @@ from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
 from .generation.tune import tune
+from .inspection.compile import compile
 from .inspection.inspect import Inspection, inspect
 from .mesh import make_mesh
 from .models.base import Decoder, KVCache
@@ -71,6 +72,7 @@ __all__ = [
     "Trial",
     "Tuning",
     "adopt",
+    "compile",
     "constraints",
     "conversion",
     "costs",

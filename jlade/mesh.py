@@ -160,7 +160,9 @@ def put(tree: Any, mesh: Mesh, specs: Specs) -> Any:
 
     def place(array: Any, spec: PartitionSpec) -> Any:
         sharding = NamedSharding(mesh, spec)
-        if isinstance(array, jax.core.Tracer) or (isinstance(array, jax.Array) and array.sharding == sharding):
+        if isinstance(array, jax.core.Tracer | jax.ShapeDtypeStruct) or (
+            isinstance(array, jax.Array) and array.sharding == sharding
+        ):
             return array
         if jax.process_count() == 1 or (isinstance(array, jax.Array) and not array.is_fully_addressable):
             return jax.device_put(array, sharding)

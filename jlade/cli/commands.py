@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.cli import bench, chat, compare, convert, generate, inspection, plan, program_cache, serve, trace, tune
+from jlade.cli import (
+    bench,
+    chat,
+    compare,
+    compile,
+    convert,
+    generate,
+    inspection,
+    plan,
+    program_cache,
+    serve,
+    trace,
+    tune,
+)
 from jlade.cli import options as options_lib
 
 
@@ -35,6 +48,7 @@ COMMANDS: dict[str, Command] = {
     "tune": tune,
     "bench": bench,
     "inspect": inspection,
+    "compile": compile,
     "plan": plan,
     "trace": trace,
     "convert": convert,
@@ -52,14 +66,15 @@ serve      serve a model over HTTP with OpenAI's interface
 tune       find the fastest setting for a model on this device
 bench      compare ways to decode; make the paper's tables and figures
 inspect    describe a checkpoint and the memory it needs
+compile    compile a model's programs ahead, for this device or another
 plan       estimate decoding on many devices
 trace      write a page that shows a generation step by step
 convert    write a checkpoint in another format or dtype
 help       show this text, or the options of a command
 
 --model names the model of every command but convert: a directory, a GGUF file,
-smollm2 or an id of the Hugging Face Hub. chat, serve, inspect and plan also
-take it as a word: `jlade chat path/to/model`."""
+smollm2 or an id of the Hugging Face Hub. chat, serve, inspect, compile and plan
+also take it as a word: `jlade chat path/to/model`."""
 
 
 def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:

@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("prompt", metavar="PROMPT", help="the text to complete")
     options_lib.add_shared(result)
     options_lib.add_grammar(result)
+    options_lib.add_programs(result)
     result.add_argument("--no-compare", action="store_true", help="decode once, without plain decoding for comparison")
     result.add_argument(
         "--also",
@@ -78,6 +79,8 @@ def run(options: argparse.Namespace) -> None:
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
         requests: list[Keywords] = [request | {"lookahead": setting} for setting in settings]
+        if options.programs is not None:  # which are those of "auto", not of the setting that it chooses
+            requests[0] |= {"programs": options.programs, "lookahead": request["lookahead"]}
         jlade.prepare(params, ids, **requests[0])  # checks the arguments
         if not (options.json or console.is_terminal):
             print(options.prompt, end="", flush=True)
@@ -172,9 +175,12 @@ _Runs = dict[jlade.LookaheadConfig, _Run]
 def _compile(params: LlamaParams, prompt: list[int], requests: list[Keywords]) -> None:
     """Compiles all programs before the first is timed: the shared prefill, then those of each request in a thread.
 
-    On a mesh there is one thread: devices that wait for each other must run programs in the same order.
+    Those of the first request may come from a directory. On a mesh there is one thread: devices that wait for each
+    other must run programs in the same order.
     """
-    jlade.prefill(params, *jlade.prepare(params, prompt, **requests[0]))
+    others = requests[1:] if "programs" in requests[0] else requests
+    for request in others[:1]:
+        jlade.prefill(params, *jlade.prepare(params, prompt, **request))
     with futures.ThreadPoolExecutor(None if mesh_of(params) is None else 1) as threads:
         list(threads.map(lambda request: next(jlade.stream(params, prompt, **request)), requests))
 

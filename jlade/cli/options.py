@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
-import jax
 from jax.sharding import Mesh
 
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS, check_int
 from jlade.conversion import location
+from jlade.generation import drawing
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
@@ -148,7 +148,13 @@ def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **argumen
     add_model(parser, **arguments)
     add_kv_dtype(parser)
     add_lookahead(parser, lookahead)
-    for name, (kind, value, placeholder, explanation) in SETTINGS.items():
+    add_settings(parser, *SETTINGS)
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Adds some of `SETTINGS`, and the strings that end a text."""
+    for name in names:
+        kind, value, placeholder, explanation = SETTINGS[name]
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
     parser.add_argument(
@@ -164,6 +170,16 @@ def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **argumen
 def _unescape(string: str) -> str:
     """Returns a string of the command line, where a shell passes a backslash and an n for the end of a line."""
     return re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], string)
+
+
+def add_programs(parser: argparse.ArgumentParser) -> None:
+    """Adds `--programs`."""
+    parser.add_argument(
+        "--programs",
+        metavar="DIR",
+        help="load the programs that `jlade compile` wrote to DIR instead of compiling, where they fit; they are "
+        "machine code, so trust DIR like code (default: compile)",
+    )
 
 
 def add_lookahead(parser: argparse.ArgumentParser, default: str = AUTO) -> None:
@@ -226,7 +242,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "sampling": sampling,
         "stop": options.stop,
         "kv_dtype": options.kv_dtype,
-        "key": jax.random.key(seed),
+        "key": drawing.make_key(seed),
         "constraint": recommended_constraints(options.model or DEMO, options.revision),
     }
 

@@ -39,10 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SETTING",
         help="setting to compile, like tree=63 (default: the tuned one, or an estimate for the device)",
     )
-    group.add_argument(
-        "--attention", choices=attention.IMPLEMENTATIONS, help="implementation of attention (default: auto)"
-    )
-    group.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="implementation of experts (default: auto)")
+    add_implementations(group)
     options_lib.add_bits(group)
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
     group.add_argument(
@@ -50,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compile the programs of an engine too, and count their memory in the number of its sequences",
     )
+
+
+def add_implementations(parser: argparse._ActionsContainer) -> None:
+    """Adds the choices among kernels."""
+    parser.add_argument(
+        "--attention", choices=attention.IMPLEMENTATIONS, help="implementation of attention (default: auto)"
+    )
+    parser.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="implementation of experts (default: auto)")
 
 
 def check(options: argparse.Namespace) -> None:
@@ -61,8 +66,7 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
     """Compiles the programs of the model in a directory and prints facts about them."""
-    if not any(map(glob.glob, ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*"))):
-        jax.config.update("jax_platforms", "cpu")  # otherwise the plugin for GPUs looks for a driver and refuses
+    look_for_no_driver()
     lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
     found = inspect(
         directory,
@@ -82,6 +86,12 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
         print(json.dumps(found.facts()))
     else:
         Console(highlight=False).print(_table(found))
+
+
+def look_for_no_driver() -> None:
+    """Keeps JAX on the CPU where no accelerator is: otherwise the plugin for GPUs looks for a driver and refuses."""
+    if not any(map(glob.glob, ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*"))):
+        jax.config.update("jax_platforms", "cpu")
 
 
 def in_words(found: Sequences, capacity: int) -> str:

@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
@@ -83,9 +84,14 @@ def run_steps(
         others make steps. It returns as soon as one of them has `until` tokens, without which it does not go on.
     """
     small = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
-    stop_at = None if stop_at is None else jnp.int32(stop_at)
-    after = _run(params, small, state.memory, jnp.int32(max_steps), stop_at, until, config)
+    stop_at = None if stop_at is None else _number(stop_at)
+    after = _run(params, small, state.memory, _number(max_steps), stop_at, until, config)
     return dataclasses.replace(after, inputs=state.inputs)
+
+
+def _number(value: int | jax.Array) -> Any:
+    """Returns a number [] int32. One of Python stays on the host: its conversion on the device would be a program."""
+    return np.int32(value) if isinstance(value, int) else jnp.int32(value)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")

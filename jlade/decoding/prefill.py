@@ -14,7 +14,7 @@ from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.constraints import constraint as constraints
 from jlade.constraints.constraint import Constraint
-from jlade.decoding import sampling, sharding
+from jlade.decoding import ahead, sampling, sharding
 from jlade.decoding.sampling import LogProbs, Sampling
 from jlade.decoding.state import (
     Chunks,
@@ -56,7 +56,9 @@ def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
 
 
 def check_capacity(inputs: Inputs) -> None:
-    """Raises a ValueError when a prompt and the new tokens exceed the capacity, unless they are being traced."""
+    """Raises a ValueError when a prompt and the new tokens exceed the capacity, unless these are tracers or shapes."""
+    if isinstance(inputs.lengths, jax.ShapeDtypeStruct):
+        return
     try:
         lengths, limits = np.asarray(inputs.lengths), np.asarray(inputs.stopping.max_new_tokens)
     except jax.errors.TracerArrayConversionError:
@@ -122,7 +124,7 @@ class _Reading:
         return prefix
 
 
-@functools.partial(jax.jit, static_argnames="reading")
+@ahead.jit(static_argnames="reading")
 def _read(params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix, *, reading: _Reading) -> Prefix:
     specs = functools.partial(sharding.prefix_specs, reading.decoder, reading.readers)
     in_specs = sharding.param_specs(params, reading.mesh), sharding.BATCH, sharding.BATCH, specs(prefix)
@@ -180,7 +182,7 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
 # Random numbers take long to compile: the two programs below serve windows of any usual size and any drafts.
 
 
-@functools.partial(jax.jit, static_argnames="number")
+@ahead.jit(static_argnames="number")
 def _draw(
     key: jax.Array, prompts: jax.Array, lengths: jax.Array, places: jax.Array | None, number: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -195,7 +197,7 @@ def _draw(
     return keys, jax.vmap(draw, in_axes=(each, 0, 0))(key, prompts, lengths)
 
 
-@functools.partial(jax.jit, static_argnames=("lookahead", "vocab_size"))
+@ahead.jit(static_argnames=("lookahead", "vocab_size"))
 def _noise(
     keys: jax.Array, lengths: jax.Array, sampling_arrays: Sampling, lookahead: LookaheadConfig, vocab_size: int
 ) -> jax.Array | None:
@@ -203,7 +205,7 @@ def _noise(
     return jax.vmap(noise)(keys, lengths, sampling_arrays)
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ahead.jit(static_argnames="config")
 def _start(
     prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, noise: jax.Array | None, config: DecodeConfig
 ) -> DecodeState:

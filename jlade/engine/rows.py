@@ -407,7 +407,7 @@ def rest(
     )
 
 
-@ahead.jit(static_argnums=3)
+@ahead.jit(static_argnames="vocab_size")
 def _count(tokens: jax.Array, prompt_lengths: jax.Array, lengths: jax.Array, vocab_size: int) -> sampling.TokenCounts:
     count = functools.partial(sampling.count, vocab_size=vocab_size)
     return jax.vmap(count)(tokens, prompt_lengths, lengths)

@@ -16,7 +16,7 @@ from jlade.decoding.stopping import Stopping
 def check_key(key: Any, batch_size: int) -> jax.Array:
     """Returns the key of all sequences, or those of each [B]."""
     if key is None:
-        return jax.random.key(0)
+        return make_key(0)
     if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim > 0:
         return check_key(_wrap(key), batch_size)
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
@@ -24,6 +24,18 @@ def check_key(key: Any, batch_size: int) -> jax.Array:
             return key
         raise ValueError(f"key must be one key or one for each of {batch_size} prompts, got keys of shape {key.shape}")
     raise TypeError(f"key must be a key made by jax.random.key, or an array of them, got {key!r}")
+
+
+def make_key(seed: int) -> jax.Array:
+    """Returns `jax.random.key(seed)`. JAX traces and compiles a program for that, which takes longer than a first step.
+
+    Args:
+      seed: below 2**32, 0 or more.
+    """
+    if jax.config.values["jax_default_prng_impl"] != "threefry2x32" or jax.config.values["jax_random_seed_offset"]:
+        return jax.random.key(seed)
+    words = jax.device_put(np.array([0, seed], np.uint32))
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling:

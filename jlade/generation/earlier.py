@@ -9,7 +9,7 @@ import numpy as np
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
-from jlade.decoding.state import DecodeState
+from jlade.decoding.state import DecodeState, Inputs
 from jlade.drafts import pool as ngram_pool
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
@@ -55,9 +55,19 @@ def check(
         raise ValueError("pool and state cannot both be given: the state has a pool of its own")
     _check_state(state, batch_size, params, decoder, lookahead)
     state = _for_each_sequence(state, batch_size)
-    of_state = {name: each for name, each in state.memory.drafts.states.items() if each is not None}
-    of_state.pop("prediction", None)  # of an earlier answer
-    return Earlier(state, sources | of_state | predicted, corpus)
+    return Earlier(state, sources | _sources(state) | predicted, corpus)
+
+
+def continued(inputs: Inputs, state: DecodeState) -> Inputs:
+    """Returns inputs of the same shapes for a call that begins with the state of an earlier one."""
+    return dataclasses.replace(inputs, cache=state.memory.cache, sources=inputs.sources | _sources(state))
+
+
+def _sources(state: DecodeState) -> dict[str, State]:
+    """Returns the states of sources that a later call continues with."""
+    found = {name: each for name, each in state.memory.drafts.states.items() if each is not None}
+    found.pop("prediction", None)  # of an earlier answer
+    return found
 
 
 def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:

@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
 from jlade import mesh
-from jlade.decoding import loop, prefill, sharding
+from jlade.decoding import ahead, loop, prefill, sharding
 from jlade.decoding.state import DecodeState
 from jlade.generation import memory, results
 from jlade.generation import request as request_lib
@@ -105,6 +105,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       with_statistics: whether to return `Generation.statistics`; False by default.
       keep_state: whether to return `Generation.state`, which holds the device memory of cache and pool; False by
         default.
+      programs: a directory that `jlade compile` wrote: its programs are loaded instead of being traced and compiled.
+        What does not fit is compiled as usual, and a warning says why. They are machine code: trust them like code.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
@@ -135,7 +137,7 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
 def run(params: Params, request: DecodeRequest) -> Generation:
     """Returns the result of a checked request."""
     begin = time.perf_counter()
-    with _explained(params, request):
+    with _explained(params, request), _answered(params, request)():
         return finish(loop.decode(params, request.inputs, request.config), request, begin)
 
 
@@ -150,14 +152,14 @@ def finish(state: DecodeState, request: DecodeRequest, begin: float) -> Generati
 def pieces(params: Params, request: DecodeRequest) -> Iterator[Piece]:
     """Yields the addition of each step to the one text of a checked request."""
     with _explained(params, request):
-        inputs, config = request.inputs, request.config
-        with mesh.apart():
+        inputs, config, answered = request.inputs, request.config, _answered(params, request)
+        with mesh.apart(), answered():
             params = sharding.put_params(params, config.mesh)
             state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
         detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
         begin, done = int(inputs.lengths[0]), False
         while not done:
-            with mesh.apart():
+            with mesh.apart(), answered():
                 state = loop.run_steps(params, state, config, max_steps=1)
                 tokens, end, done, recorded = mesh.fetch(
                     (state.tokens, state.num_tokens, state.done, state.info.logprobs)
@@ -178,6 +180,13 @@ def pieces(params: Params, request: DecodeRequest) -> Iterator[Piece]:
 def _explained(params: Params, request: DecodeRequest) -> contextlib.AbstractContextManager[None]:
     device = mesh.device_of(params, request.config.mesh)
     return memory.explained(device, functools.partial(memory.of_request, params, request))
+
+
+def _answered(params: Params, request: DecodeRequest) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Returns contexts in which the programs of a request run, if it has any."""
+    if request.programs is None:
+        return contextlib.nullcontext
+    return functools.partial(ahead.answered, request.programs.answer(params, request.inputs, request.config))
 
 
 def _feed(streamer: Streamer, request: DecodeRequest, pieces: Iterator[Piece]) -> Generation:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -60,6 +61,7 @@ class Options(TextOptions):
     top_logprobs: int = 0
     with_statistics: bool = False
     keep_state: bool = False
+    programs: str | os.PathLike[str] | None = None
 
 
 # How people call options elsewhere, and how they are given here.

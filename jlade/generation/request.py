@@ -9,12 +9,13 @@ from jlade.constraints.tokens import Table
 from jlade.costs import attached
 from jlade.costs.learned import Learned
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
-from jlade.generation import constraining, drawing, earlier, placement, text
+from jlade.generation import constraining, drawing, earlier, placement, programs, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import stopping as stopping_lib
 from jlade.generation.options import Options, keywords
+from jlade.generation.programs import Programs
 from jlade.generation.prompts import HostArray, Prompts
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import adaptive
@@ -33,6 +34,7 @@ class DecodeRequest:
     learned: Learned | None  # the costs of steps, where calls are to learn them
     with_statistics: bool
     keep_state: bool
+    programs: Programs | None  # to run instead of compiling
     errors: dict[int, Exception]  # of the prompts, by their index, that an engine cannot decode
 
 
@@ -128,6 +130,9 @@ def make(
         learned=so_far if options.learn else None,
         with_statistics=options.with_statistics,
         keep_state=options.keep_state,
+        programs=None
+        if options.programs is None
+        else programs.find(options.programs, mesh_lib.device_of(params, mesh)),
         errors=errors or {},
     )
 

@@ -3,19 +3,21 @@
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.costs import estimate
 from jlade.costs.estimate import Rates
-from jlade.decoding import loop, prefill, sharding
-from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs, Memory, Prefix
+from jlade.decoding import ahead, loop, prefill, sharding
+from jlade.decoding.ahead import Call
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs, Prefix
 from jlade.decoding.stopping import Stopping
 from jlade.generation import corpus
 from jlade.inspection import compiled, targets
@@ -58,7 +60,7 @@ class Programs(NamedTuple):
         return Inputs(tokens, lengths, stopping, jax.random.key(0), sources=indices)
 
     def arguments(self, lookahead: LookaheadConfig) -> tuple[Any, ...]:
-        """Returns the shapes of the arguments of `decode`."""
+        """Returns the shapes of the parameters, and of a state without its memory and of this, before a step."""
 
         def start(params: LlamaParams) -> DecodeState:
             if self.page_size is None:
@@ -69,10 +71,8 @@ class Programs(NamedTuple):
             return prefill.start(Prefix(cache), self.inputs(1, lookahead), self.config(lookahead))
 
         state = sharding.state_shapes(start, self.params, self.config(lookahead))
-        steps = jax.ShapeDtypeStruct((), jnp.int32)
-        if self.mesh is not None:
-            steps = mesh_lib.shapes(steps, self.mesh, PartitionSpec())
-        return self.placed_params(), *_apart(state), steps
+        rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]
+        return self.placed_params(), rest, state.memory
 
     def placed_params(self) -> LlamaParams:
         """Returns the shapes of the parameters, with their shardings on a mesh."""
@@ -84,22 +84,22 @@ class Programs(NamedTuple):
     def reading(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that reads prompts."""
 
-        def read(params: LlamaParams, inputs: Inputs) -> Any:
-            return prefill.prefill(params, inputs, self.config(lookahead))
-
         shapes = jax.eval_shape(lambda: self.inputs(1))
         if self.mesh is not None:
             shapes = mesh_lib.shapes(shapes, self.mesh, sharding.input_specs(shapes, self.config(PLAIN)))
-        return targets.compile_for(self.mesh or self.device, read, self.placed_params(), shapes)
+        return self._compiled(lambda: prefill.prefill(self.placed_params(), shapes, self.config(lookahead)))
 
     def decoding(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that makes steps."""
 
-        def decode(params: LlamaParams, rest: DecodeState, memory: Memory, max_steps: jax.Array) -> DecodeState:
-            whole = dataclasses.replace(rest, memory=memory)
-            return loop.run_steps(params, whole, self.config(lookahead), max_steps)
+        params, rest, memory = self.arguments(lookahead)
+        state = dataclasses.replace(rest, memory=memory)
+        return self._compiled(lambda: loop.run_steps(params, state, self.config(lookahead)))
 
-        return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2,))
+    def _compiled(self, run: Callable[[], Any]) -> Any:
+        """Returns the one program that a function runs."""
+        (made,) = targets.programs_of(run, self.mesh or self.device)
+        return made.compiled
 
     def loops(self, program: Any, lookahead: LookaheadConfig, tokens: int) -> list[Loop]:
         """Returns the loops of a compiled program: over chunks of prompts, or over steps.
@@ -109,7 +109,7 @@ class Programs(NamedTuple):
           lookahead: the setting.
           tokens: of a round, of each sequence.
         """
-        params, _, memory, _ = self.arguments(lookahead)
+        params, _, memory = self.arguments(lookahead)
         matrices: list[Any] = [params.embedding, params.output, params.per_layer]
         for layer in params.layers:
             matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
@@ -156,16 +156,16 @@ class Programs(NamedTuple):
         room = (REPEAT + 1) * STEPS * setting.max_accepted
         inputs = self.inputs(max(1, self.capacity - room), setting)
         inputs = sharding.put(inputs, self.config(setting)) if self.mesh else jax.device_put(inputs, self.device)
-        state = prefill.start(reading(params, inputs), inputs, self.config(setting))
-        seconds = []
-        for _ in range(REPEAT + 1):
-            before = int(state.num_steps.max())
-            began = time.perf_counter()
-            state = jax.block_until_ready(decode(params, *_apart(state), jnp.int32(STEPS)))
-            seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
+        config, made, seconds = self.config(setting), {"_read": reading, "_run": decode}, []
+
+        def answer(call: Call) -> Any:
+            return made[call.program](*call.arrays) if call.program in made else call.run()
+
+        with ahead.answered(answer):
+            state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
+            for _ in range(REPEAT + 1):
+                before = int(state.num_steps.max())
+                began = time.perf_counter()
+                state = jax.block_until_ready(loop.run_steps(params, state, config, STEPS))
+                seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
         return statistics.median(seconds[1:])  # the first call also loads the program
-
-
-def _apart(state: DecodeState) -> tuple[DecodeState, Memory]:
-    """Returns a state without its memory, and this, which programs take over."""
-    return dataclasses.replace(state, memory=None), state.memory  # type: ignore[arg-type]

@@ -1,18 +1,22 @@
 """Accelerators that need not be there: their compilers run on any machine."""
 
+import contextlib
 import importlib.util
 import math
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jlade.costs import devices as devices_lib
 from jlade.costs.devices import ARCHITECTURES, Device, Gpu, Tpu
+from jlade.decoding import ahead
+from jlade.decoding.ahead import Call
 from jlade.mesh import default_device
 
 GPU_COMPILER, TPU_COMPILER = "gpu-compiler", "tpu-compiler"  # extras of the package
@@ -100,6 +104,79 @@ def _described(platform: str, **description: str) -> list[jax.Device]:
     return devices
 
 
+class Made(NamedTuple):
+    """A program that was compiled for a call."""
+
+    call: Call
+    compiled: Any  # jax.stages.Compiled
+
+
+def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = False) -> list[Made]:
+    """Returns the programs that `run` runs, each once, compiled for devices that need not be there.
+
+    Args:
+      run: calls functions of `jlade.decoding`, with shapes or arrays. They return shapes.
+      place: a result of `find`, or a mesh of them, on which shapes have their shardings, and other arrays are whole.
+      anew: whether to compile what JAX has already, in memory or in its persistent cache: of a program from the cache,
+        JAX serializes a part alone.
+    """
+    made, known = list[Made](), set[Any]()
+    everywhere = NamedSharding(place, PartitionSpec()) if isinstance(place, Mesh) else SingleDeviceSharding(place)
+
+    def shape(array: Any) -> jax.ShapeDtypeStruct:
+        of_array = getattr(array, "sharding", None) if isinstance(place, Mesh) else None
+        return jax.ShapeDtypeStruct(np.shape(array), array.dtype, sharding=of_array or everywhere)
+
+    def answer(call: Call) -> Any:
+        call = call._replace(arrays=jax.tree.map(shape, call.arrays))
+        call = call.apart() if anew else call
+        leaves, structure = jax.tree.flatten(call.arrays)
+        key = call.program, *call.settings.values(), *leaves, structure
+        if key not in known:
+            known.add(key)
+            made.append(Made(call, compiled(call, place)))
+        return call.jitted.eval_shape(*call.arrays, **call.settings)
+
+    with ahead.answered(answer), without_cache() if anew else contextlib.nullcontext():
+        run()
+    return made
+
+
+def compiled(call: Call, place: jax.Device | Mesh) -> Any:
+    """Returns the program of a call, compiled for devices that need not be there, a `jax.stages.Compiled`.
+
+    Args:
+      call: its arrays are shapes with shardings on these devices.
+      place: a result of `find`, or a mesh of them.
+    """
+    # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
+    mesh = place if isinstance(place, Mesh) else Mesh(np.array([place]), ("one",))
+    device = mesh.devices.flat[0]
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = call.jitted.trace(*call.arrays, **call.settings).lower(lowering_platforms=(platform,))
+    if device in jax.local_devices():
+        return lowered.compile()
+    with without_cache():  # JAX would keep the program, but cannot load it again without the device
+        return lowered.compile()
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Keeps the programs of the block out of JAX's persistent cache, and those of the cache out of the block."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+
+    def enable(value: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", value)
+        compilation_cache.reset_cache()  # otherwise JAX goes on as it began
+
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(before)
+
+
 def compile_for(
     place: jax.Device | Mesh, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> Any:
@@ -111,22 +188,8 @@ def compile_for(
       arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`; for a mesh, with their shardings.
       donate: indices of the arguments whose memory the results take over.
     """
-    if isinstance(place, Mesh):
-        device, mesh = place.devices.flat[0], place
-        jitted = jax.jit(function, donate_argnums=donate)
-    else:
-        # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
-        device, mesh, one = place, Mesh(np.array([place]), ("one",)), SingleDeviceSharding(place)
-        jitted = jax.jit(function, in_shardings=one, out_shardings=one, donate_argnums=donate)
-    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = jitted.trace(*arguments).lower(lowering_platforms=(platform,))
-    if device in jax.local_devices():
-        return lowered.compile()
-    # JAX would keep the program, but cannot load it again without the device.
-    least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
-    try:
-        return lowered.compile()
-    finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+    options: dict[str, Any] = {"donate_argnums": donate}
+    if not isinstance(place, Mesh):
+        options |= dict.fromkeys(("in_shardings", "out_shardings"), SingleDeviceSharding(place))
+    jitted = jax.jit(function, **options)
+    return compiled(Call(function.__name__, function, options, jitted, arguments, {}), place)

@@ -941,7 +941,7 @@ FAULTS = (
     Fault(
         "a turn begins with an empty pool",
         "jlade/generation/earlier.py",
-        "sources | of_state | predicted, corpus)",
+        "sources | _sources(state) | predicted, corpus)",
         "sources | predicted, corpus)",
         ("tests/generation/test_turns.py::test_a_turn_has_the_pool_of_the_one_before",),
     ),
@@ -1014,6 +1014,20 @@ FAULTS = (
         "tokenizer=batch.tokenizer",
         "tokenizer=tokenizer",
         ("tests/generation/test_own_tokenizer.py::test_text_is_read",),
+    ),
+    Fault(
+        "programs of another device or version are run",
+        "jlade/generation/programs.py",
+        "        if differences:\n",
+        "        if False:\n",
+        ("tests/generation/test_programs.py::test_programs_for_another_machine_are_refused",),
+    ),
+    Fault(
+        "a key of another seed",
+        "jlade/generation/drawing.py",
+        "np.array([0, seed], np.uint32)",
+        "np.array([seed, 0], np.uint32)",
+        ("tests/generation/test_programs.py::test_keys_are_those_of_jax",),
     ),
     # Engine.
     Fault(

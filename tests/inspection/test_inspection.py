@@ -103,7 +103,7 @@ def test_a_program_that_the_compiler_refuses(monkeypatch):
     def refuse(*arguments, **options):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
 
-    monkeypatch.setattr(targets, "compile_for", refuse)
+    monkeypatch.setattr(targets, "compiled", refuse)
     found = jlade.inspect(PARAMS, "cpu", capacity=64)
     assert not found.fits
     assert found.failure.startswith("RESOURCE_EXHAUSTED")

@@ -1,0 +1,118 @@
+"""Time to the first token in a fresh process: with nothing, with JAX's persistent cache, and with programs made ahead.
+
+    python benchmarks/programs.py
+    python benchmarks/programs.py --models smollm2 --lookahead tree=7
+
+Each measurement is a new process that loads the model, in float32, and takes the first piece of `jlade.stream`, at
+`lookahead="auto"` unless a setting is given. The ways take turns. JAX's cache is filled by an earlier process and keeps
+every program, however short it compiles; the programs are those of `jlade.compile`. The times are of the call, and of
+the process from its start, which imports JAX and reads the weights too. The seconds of all processors count what the
+process itself does, whatever runs beside it. Figures are medians.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# Import from the repository, not from this folder.
+sys.path[0] = str(ROOT)
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+
+WAYS = ("nothing", "cache", "programs")
+TIMES = {
+    "call": "call, s",
+    "call_cpu": "call, s of processors",
+    "process": "process, s",
+    "process_cpu": "process, s of processors",
+}
+LOAD = {"demo": "jlade.demo('float32')", "smollm2": "jlade.load('smollm2', 'float32')"}
+MODEL = {"demo": "pathlib.Path(jlade.__file__).parent / 'demo'", "smollm2": "'smollm2'"}
+SETTING = """
+from jlade.lookahead import names
+lookahead = names.parse(sys.argv[2]) if sys.argv[2] else "auto"
+"""
+COMPILE = f"""
+import pathlib, sys, jlade
+{SETTING}
+jlade.compile({{model}}, sys.argv[1], lookahead=lookahead)
+"""
+FIRST_TOKEN = f"""
+import collections, json, sys, time
+import jax, jlade
+{SETTING}
+options = {{{{"max_new_tokens": 32, "lookahead": lookahead, "programs": sys.argv[1] or None}}}}
+params, _ = {{load}}
+events = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.update([event.split("/")[-1]]))
+begin, cpu = time.perf_counter(), time.process_time()
+piece = next(jlade.stream(params, "def read_config(path):\\n", **options))
+figures = {{{{"call": time.perf_counter() - begin, "call_cpu": time.process_time() - cpu}}}}
+figures |= {{{{"at": time.time(), "process_cpu": time.process_time(), "tokens": piece.tokens.tolist()}}}}
+figures |= {{{{"traces": events["jaxpr_trace_duration"], "compilations": events["backend_compile_duration"]}}}}
+print(json.dumps(figures))
+"""
+
+
+def main() -> None:
+    parser = report.make_parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=LOAD, default=["demo"])
+    parser.add_argument("--repeat", type=int, default=3, metavar="R", help="processes of each way")
+    parser.add_argument("--lookahead", default="", metavar="SETTING", help="like tree=7 (default: auto)")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {}
+    for model in options.models:
+        figures[model] = _measure(model, options.lookahead, options.repeat)
+        report.write(options.json, {"lookahead": options.lookahead or "auto", "models": figures})
+        table = Table("way", *TIMES.values(), "traces", "compilations", title=model)
+        for way, found in figures[model]["ways"].items():
+            counts = found["traces"], found["compilations"]
+            table.add_row(way, *(f"{found[name]:.2f}" for name in TIMES), *(f"{number:.0f}" for number in counts))
+        Console().print(table)
+
+
+def _measure(model: str, lookahead: str, repeat: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        programs, cache = Path(scratch) / "programs", Path(scratch) / "cache"
+        begin = time.perf_counter()
+        _run(COMPILE.format(model=MODEL[model]), [str(programs), lookahead], scratch)
+        seconds = time.perf_counter() - begin
+        first = FIRST_TOKEN.format(load=LOAD[model])
+        _run(first, ["", lookahead], scratch, cache)  # fills it
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        for _ in range(repeat):
+            for way in WAYS:
+                arguments = [str(programs) if way == "programs" else "", lookahead]
+                began = time.time()
+                figures = json.loads(_run(first, arguments, scratch, cache if way == "cache" else None))
+                runs[way].append(figures | {"process": figures.pop("at") - began})
+        assert len({tuple(run["tokens"]) for way in WAYS for run in runs[way]}) == 1, "the first tokens differ"
+        size = sum(file.stat().st_size for file in programs.iterdir())
+    names = (*TIMES, "traces", "compilations")
+    ways = {way: {name: statistics.median(run[name] for run in runs[way]) for name in names} for way in WAYS}
+    return {"compile_seconds": seconds, "program_bytes": size, "ways": ways, "runs": runs}
+
+
+def _run(code: str, arguments: list[str], scratch: str, cache: Path | None = None) -> str:
+    """Runs Python code in a process, with or without a persistent cache, and returns its output."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": f"{scratch}/home"}
+    environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    if cache is not None:
+        environment |= {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_COMPILATION_CACHE_DIR": str(cache)}
+        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=scratch, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+if __name__ == "__main__":
+    main()

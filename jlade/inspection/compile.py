@@ -1,0 +1,101 @@
+"""`jlade.compile`: the programs of a call of `jlade.generate`, compiled for a device and written to a directory."""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+
+from jlade.config import check_int
+from jlade.conversion import location
+from jlade.conversion.hf_config import read_config
+from jlade.conversion.tensors import check_dtype, param_shapes
+from jlade.costs import choice
+from jlade.decoding import loop
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
+from jlade.generation import earlier, programs, request, stop_strings, text
+from jlade.generation.options import Options, unknown
+from jlade.generation.tokenizer_files import load_tokenizer
+from jlade.inspection import targets
+from jlade.models import implementations
+from jlade.models.llama import Llama, LlamaParams
+
+
+def compile(
+    model: LlamaParams | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    device: str = "cpu",
+    *,
+    dtype: jax.typing.DTypeLike | None = None,
+    bits: int | None = None,
+    batch_size: int = 1,
+    capacity: int = 1024,
+    attention: str = "auto",
+    experts: str = "auto",
+    turns: bool = False,
+    **options: Any,
+) -> None:
+    """Compiles the programs of a call of `jlade.generate`, and writes them to a new directory for its `programs`.
+
+    A process that loads them neither traces nor compiles. Weights are not read, and the device need not be there, as
+    in `jlade.inspect`. The programs are for one device of that kind, for the versions that are installed here, and for
+    calls with these arguments; the values of those that `jlade.generate` compiles nothing for are free.
+
+    Args:
+      model: a directory with a `config.json`, a GGUF file, an id of the Hugging Face Hub, or parameters.
+      output: the directory. It must not exist; it appears whole or not at all.
+      device: "cpu" for this machine, or a name as in `jlade.plan`.
+      dtype, bits, attention, experts: see `jlade.inspect`.
+      batch_size: number of prompts.
+      capacity: tokens of prompt and text, rounded up as `jlade.generate` does to 1024, 2048, 4096, ...
+      turns: whether to compile the programs of later turns too, which begin with the state of an earlier call.
+      options: others of `jlade.generate`, such as `lookahead`, `sampling`, `stop`, `kv_dtype` and `logprobs`.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range, `output` exists, or the device's compiler is not installed.
+      RuntimeError: the compiler cannot be used, or a program needs more memory than the device has.
+    """
+    accepted = {field.name for field in dataclasses.fields(Options)} - {"decoder", "mesh", "programs"}
+    for name in options.keys() - accepted:
+        raise unknown(name, "an option of calls that are compiled ahead", accepted)
+    if os.path.lexists(output):
+        raise ValueError(f"output must not exist yet, got {os.fspath(output)!r}")
+    check_int("batch_size", batch_size, 1)
+    if isinstance(model, LlamaParams):
+        directory, config, tokenizer = None, model.config, text.tokenizer_of(model)
+        if dtype is not None or bits is not None:
+            raise ValueError("dtype and bits are for a directory; parameters have their own")
+    else:
+        directory = location.find(model, argument="model")
+        config, tokenizer = read_config(directory), load_tokenizer(directory, strict=False)
+        if tokenizer is not None:
+            config = stop_strings.end_tokens(config, tokenizer)
+    if check_int("capacity", capacity, 2) > config.max_positions:
+        raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
+    (target, *_), is_attached = targets.find(device)
+    if directory is None:
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
+    else:
+        params = param_shapes(config, check_dtype(dtype, "float32", directory, target), bits)
+    given = {"tokenizer": tokenizer, "max_new_tokens": capacity - 1} | options
+    decoder = Llama(config, attention, experts, kv_dtype=given.get("kv_dtype"))
+    with jax.default_device(target if is_attached else None):
+        if is_attached:
+            decoder = decoder.on(params)
+        else:
+            chosen = implementations.Implementations(attention, experts, "auto")
+            found = implementations.resolve_unattached(config, chosen, params, target, None)
+            decoder = dataclasses.replace(decoder, **found._asdict())
+            if given.get("lookahead", "auto") == "auto":
+                given["lookahead"] = choice.estimated(params, batch_size, None, target)
+        asked = request.make(params, [[0]] * batch_size, Options(**given))
+    chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
+    decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
+
+    def run() -> None:
+        state = loop.decode(params, asked.inputs, decode_config)
+        if turns:
+            loop.decode(params, earlier.continued(asked.inputs, state), decode_config)
+
+    made = targets.programs_of(run, target, anew=True)
+    programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))

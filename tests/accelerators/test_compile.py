@@ -1,0 +1,46 @@
+"""Programs for devices that are not here, in files."""
+
+import io
+import json
+import pickle
+
+import jax
+import pytest
+
+import jlade
+from jlade.generation import programs
+from jlade.inspection import targets
+from tests.accelerators.needs import device
+from tests.tiny import PAPER, tiny_llama
+
+
+class Reader(pickle.Unpickler):
+    """Reads what JAX serialized up to the machine code, which only the device can load."""
+
+    def __init__(self, content, target):
+        super().__init__(io.BytesIO(content))
+        self._of_kind = {"device": target, "client": None}
+
+    def persistent_load(self, pid):
+        kind, *code = pid
+        return code[0] if kind == "exec" else self._of_kind[kind]
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_programs_of_another_device_are_written_and_refused_here(name, tmp_path):
+    params, directory = tiny_llama(), tmp_path / "programs"
+    jlade.compile(params, directory, name, lookahead=PAPER, capacity=64)
+    manifest = json.loads((directory / programs.MANIFEST).read_text())
+    (target,), _ = targets.find(name)
+    assert manifest["made_for"]["device"] == target.device_kind
+    assert [each["program"] for each in manifest["programs"]] == ["_read", "_draw", "_noise", "_start", "_run"]
+    for each in manifest["programs"]:
+        program, arguments, results = pickle.loads((directory / each["file"]).read_bytes())
+        read, shapes, _ = Reader(program, target).load()
+        assert len(shapes) == arguments.num_leaves
+        assert len(read.output_avals) == results.num_leaves
+        assert len(read.xla_executable) > 1000
+    here = jax.devices()[0]
+    with pytest.warns(UserWarning, match=f"device is {target.device_kind} in the file and .* here"):
+        found = programs.find(directory, here)
+    assert found._programs == []
