@@ -60,7 +60,8 @@ def make_weights(key: jax.Array) -> Weights:
     def make(name: str) -> jax.Array:
         shape = shapes[name]
         values = jnp.ones(shape) if len(shape) == 1 else jax.random.normal(keys_of[name], shape) * shape[1] ** -0.5
-        return jax.device_put(values, P(AXIS))
+        placed: jax.Array = jax.device_put(values, P(AXIS))
+        return placed
 
     return {name: make(name) for name in shapes}
 
@@ -141,14 +142,17 @@ def main(num_rounds: int = 3, num_updates: int = 60, num_tokens: int = 32) -> No
     prompts, size, rng = [list(b"    return "), list(b"def ")], 64, np.random.default_rng(0)
     with jax.set_mesh(mesh):
         weights = make_weights(jax.random.key(0))
+        params = jlade.adopt(weights, CONFIG)
         for number in range(num_rounds):
+            losses = []
             for _ in range(num_updates):
                 starts = rng.integers(0, len(text) - size, (2 * mesh.size, 1))
                 weights, loss = update(weights, jax.device_put(text[starts + np.arange(size + 1)], P(AXIS)))
+                losses.append(loss)
             params = jlade.adopt(weights, CONFIG)
             out = jlade.generate(params, prompts, max_new_tokens=num_tokens)
             texts = [bytes(row[row >= 0].tolist()).decode(errors="replace") for row in out.tokens]
-            print(f"round {number + 1}: loss {loss:.2f}, {out.compression.mean():.2f} tokens per step, {texts}")
+            print(f"round {number + 1}: loss {losses[-1]:.2f}, {out.compression.mean():.2f} tokens per step, {texts}")
         drawn = decode_apart(params, prompts[:1] * mesh.size, num_tokens)
         print(f"{len({tuple(row.tolist()) for row in drawn})} different texts on {mesh.size} devices")
 
