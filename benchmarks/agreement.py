@@ -1,7 +1,7 @@
 """How often a copy of a model in few bits predicts the model's own token, and whether its drafts would pay.
 
-    python benchmarks/agreement.py --prompts 12
-    python benchmarks/agreement.py --models path/to/model --prompts 12
+    python benchmarks/agreement.py --models demo --prompts 12 --max-new-tokens 128
+    python benchmarks/agreement.py --models smollm2 --prompts 8 --max-new-tokens 64
 
 The model continues prompts greedily in float32, with trees of drafts. Each copy then reads prompt and text in one pass:
 a token agrees if the copy predicts it. A cascade of both would let the copy draft a chain of k tokens, which the model
@@ -11,6 +11,9 @@ round gives. The copy has the tree of `COPY` itself and is taken to accept as ma
 Times are the estimates of an H100 for the shape of LLaMA 3 8B in `estimate_bits.json`; those of 8 bits lie between 4
 and 16, by the bytes of a weight. A round takes k/c steps of the copy, which accepts c tokens in each, and a step of the
 model. The gain is relative to the model with the tree of `FULL`, which verifies no chain of a copy.
+
+"bits=B" are the copies that `jlade.load` makes of the file. SmolLM2's has its matrices in four bits (Q4_1), so that
+bits=4 keeps them and has the same text but for the output matrix: no copy. "B bits" round the model's weights.
 """
 
 import functools
@@ -62,8 +65,7 @@ def main() -> None:
             numbers = f"{figures['agreement']:.3f}", f"{figures['gain']:.2f}", f"{figures['chain']}"
             table.add_row(name, copy, *numbers, f"{figures['tokens_per_round']:.1f}")
     Console().print(table)
-    settings = {"prompts": options.prompts, "max_new_tokens": options.max_new_tokens, "least_gain": GAIN}
-    report.write(options.json, settings | {"models": models})
+    report.write(options.json, {"least_gain": GAIN, "models": models})
 
 
 def measure(name: str, num_prompts: int, max_new_tokens: int) -> dict[str, Any]:
@@ -83,7 +85,8 @@ def measure(name: str, num_prompts: int, max_new_tokens: int) -> dict[str, Any]:
         agrees = agreement(params, prompts, texts)
         figures[copy] = {"agreement": float(np.concatenate(agrees).mean())} | cascade(agrees, rates, bits)
     needed = {f"{bits} bits": needed_agreement(rates, bits) for bits in (8, 4)}
-    return {"tokens_per_step": rates._asdict(), "copies": figures, "agreement_for_least_gain": needed}
+    size = {"prompts": num_prompts, "max_new_tokens": max_new_tokens}
+    return size | {"tokens_per_step": rates._asdict(), "copies": figures, "agreement_for_least_gain": needed}
 
 
 def decode(params: LlamaParams, prompts: Sequence[list[int]], max_new_tokens: int) -> tuple[list[np.ndarray], Trees]:
