@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.cli import bench, chat, compare, convert, generate, inspection, plan, program_cache, serve, trace, tune
+from jlade.cli import (
+    bench,
+    chat,
+    compare,
+    convert,
+    generate,
+    inspection,
+    plan,
+    prior,
+    program_cache,
+    serve,
+    trace,
+    tune,
+)
 from jlade.cli import options as options_lib
 
 
@@ -37,6 +50,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": inspection,
     "plan": plan,
     "trace": trace,
+    "prior": prior,
     "convert": convert,
 }
 OVERVIEW = """\
@@ -54,6 +68,7 @@ bench      compare ways to decode; make the paper's tables and figures
 inspect    describe a checkpoint and the memory it needs
 plan       estimate decoding on many devices
 trace      write a page that shows a generation step by step
+prior      learn what a model predicts after pairs of tokens, for better drafts
 convert    write a checkpoint in another format or dtype
 help       show this text, or the options of a command
 

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
             shown = choice.choose(params, decoder, 1, mesh)
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
-        requests: list[Keywords] = [request | {"lookahead": setting} for setting in settings]
+        requests: list[Keywords] = [request | _of_setting(setting, request["prior"]) for setting in settings]
         jlade.prepare(params, ids, **requests[0])  # checks the arguments
         if not (options.json or console.is_terminal):
             print(options.prompt, end="", flush=True)
@@ -164,6 +164,11 @@ class _Run:
             "tokens_per_second": self.tally.tokens_per_second,
             "finish_reason": self.finish_reason,
         }
+
+
+def _of_setting(setting: jlade.LookaheadConfig, prior: jlade.Prior | None) -> Keywords:
+    """Returns the keywords of a setting, with the prior if it has use for one."""
+    return {"lookahead": setting, "prior": prior if "recycled" in setting.reach else None}
 
 
 _Runs = dict[jlade.LookaheadConfig, _Run]

@@ -934,8 +934,8 @@ FAULTS = (
     Fault(
         "a turn begins with an empty pool",
         "jlade/generation/earlier.py",
-        "sources | of_state | predicted, corpus)",
-        "sources | predicted, corpus)",
+        "sources | of_state | predicted, corpus, prior)",
+        "sources | predicted, corpus, prior)",
         ("tests/generation/test_turns.py::test_a_turn_has_the_pool_of_the_one_before",),
     ),
     Fault(
