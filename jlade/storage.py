@@ -233,7 +233,7 @@ def load_prior(path: str | os.PathLike[str]) -> Prior:
             table = PriorTable(**{name: file.get_tensor(name) for name in PRIOR})
         prior = Prior(table, vocabulary, os.fspath(path))
         prior.check()
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"path must be a file written by jlade.save_prior, got {os.fspath(path)!r}: {error}"
         ) from error

@@ -795,6 +795,11 @@ def choosing() -> Iterator[str]:
     yield f"accepts {greedy:.0%} more tokens per step of SmolLM2, {drawn:.0%} more at temperature 0.7"
     warm = read("warm_smollm2")["tokens_per_step"]["all"]
     yield f"made SmolLM2 accept {warm['states'] / warm['cold']:.2f}x the tokens per step"
+    for name, found in read("agreement")["models"].items():
+        for bits in ("8 bits", "4 bits"):
+            copy, least = found["copies"][bits], found["agreement_for_least_gain"][bits]
+            cells = f"{copy['agreement']:.1%}", f"{copy['gain']:.2f}x", f"{least:.1%}"
+            yield row({"demo": "demo", "smollm2": "SmolLM2"}[name], bits, *cells)
     yield f"is indexed once, in {read('corpus')['index_seconds']['1000000']:.1f} s for a million tokens"
 
 
@@ -905,6 +910,8 @@ SOURCES: dict[str, dict[str, str]] = {
         "2.2x": "benchmarks/NOTES.md",
         "0.7 MB": SHAPES,
         "4.8 MB": SHAPES,
+        "84 MB": SHAPES,
+        "1.2x": SETTING,
     },
     "datasets.md": {"95%": SETTING},
     "evaluation.md": {"0.5": SETTING, "95%": SETTING},

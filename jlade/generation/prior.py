@@ -44,16 +44,18 @@ class Prior:
     path: str | None = None
 
     def check(self) -> None:
-        """Raises a ValueError unless the arrays have the shapes and the types of a table.
-
-        Their values need no check: a wrong draft is not accepted.
-        """
+        """Raises a ValueError unless the arrays have the shapes and the types of a table."""
         pairs, after_pair, after_token = jax.tree.leaves(self.table)
         size = len(pairs) if pairs.ndim else 0
         expected = [(size, 2), (size, RANKS), (len(after_token) if after_token.ndim else 0, RANKS)]
         found = [(array.dtype, array.shape) for array in (pairs, after_pair, after_token)]
         if found != [(np.int32, shape) for shape in expected] or size < 1 or size & size - 1:
             raise ValueError(f"its arrays are {', '.join(f'{dtype}{list(shape)}' for dtype, shape in found)}")
+
+    @functools.cached_property
+    def largest_token(self) -> int:
+        """Of those that drafts may be."""
+        return int(max(np.max(array, initial=NONE) for array in (self.table.after_pair, self.table.after_token)))
 
     @functools.cached_property
     def on_device(self) -> PriorTable:
@@ -103,7 +105,7 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
       chances: [n, k] float32, their probabilities.
       vocab_size: V.
     """
-    after_token = np.full((vocab_size, RANKS), NONE, np.int32)
+    after_token: Any = np.full((vocab_size, RANKS), NONE, np.int32)
     tokens, after, _ = _means(pairs[:, 1].astype(np.int64), best, chances)
     after_token[tokens] = after
     is_whole = pairs[:, 0] != NONE
@@ -113,9 +115,10 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
     size = min(MOST, max(FEWEST, 1 << (SPARE * len(known) - 1).bit_length()))
     order = np.argsort(counts, kind="stable")  # the most frequent one of a place comes last, and stays
     at = tables.place(known[order], size)
-    places: Any = np.full((size, 2), NONE, np.int32), np.full((size, RANKS), NONE, np.int32)
-    places[0][at], places[1][at] = known[order], after[order]
-    return PriorTable(*places, after_token)
+    places: Any = np.full((size, 2), NONE, np.int32)
+    after_pair: Any = np.full((size, RANKS), NONE, np.int32)
+    places[at], after_pair[at] = known[order], after[order]
+    return PriorTable(pairs=places, after_pair=after_pair, after_token=after_token)
 
 
 def _means(keys: np.ndarray, best: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -166,7 +169,7 @@ def _read(params: Params, windows: list[np.ndarray]) -> tuple[np.ndarray, np.nda
     """Returns the pairs of windows of one size, and the best tokens after them with their probabilities."""
     size = round_up(len(windows[0]), SMALLEST)
     number = max(1, TOKENS // size)
-    best, chances = [], []
+    best, chances = list[np.ndarray](), list[np.ndarray]()
     for begin in range(0, len(windows), number):
         group = windows[begin : begin + number]
         tokens = np.zeros((number, size), np.int32)
@@ -230,6 +233,8 @@ def searched(
             f"{name} is of another vocabulary, of {size} tokens with the fingerprint {prior.vocabulary or 'none'}; "
             f"accepted are {vocab_size} tokens with {of_model or 'any'}"
         )
+    if prior.largest_token >= vocab_size:
+        raise ValueError(f"prior holds token id {prior.largest_token}; accepted are 0 to {vocab_size - 1}")
     if "recycled" in setting.reach:
         return prior.on_device
     if lookahead == "auto":

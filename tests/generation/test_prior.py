@@ -29,9 +29,9 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=30, lookahea
 
 @functools.cache
 def wrong():
-    """A prior whose drafts are random tokens, those of no vocabulary among them."""
+    """A prior of random tokens."""
     prior, rng = jlade.prior(PARAMS, TEXTS), np.random.default_rng(0)
-    arrays = {name: rng.integers(NONE, 20, getattr(prior.table, name).shape, np.int32) for name in vars(prior.table)}
+    arrays = {name: rng.integers(NONE, 13, getattr(prior.table, name).shape, np.int32) for name in vars(prior.table)}
     return dataclasses.replace(prior, table=tables.PriorTable(**arrays))
 
 
@@ -139,6 +139,10 @@ def test_another_vocabulary_is_refused(tmp_path):
 def test_wrong_arguments_are_refused():
     for arguments, error in (
         ({"prior": wrong().table}, "prior must be a jlade.Prior, as jlade.prior makes it, got PriorTable"),
+        (
+            {"prior": jlade.Prior(dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13, np.int32)))},
+            "prior holds token id 13; accepted are 0 to 12",
+        ),
         ({"prior": wrong(), "lookahead": None}, "prior needs a lookahead with 'recycled' among its sources"),
     ):
         with pytest.raises((TypeError, ValueError), match=error):
