@@ -604,6 +604,7 @@ def speed() -> Iterator[str]:
     for task, each in edits.items():
         label = "answers that copy" if task == "copies" else task
         yield row(label, f"{each['copied']:.0%}", f"{each['without']:.2f}", f"{each['with']:.2f}")
+    yield from priors()
     corpus = read("corpus")
     first = corpus["step_seconds"]["0"]
     for size, seconds in corpus["step_seconds"].items():
@@ -635,6 +636,15 @@ def speed() -> Iterator[str]:
     int8 = read("quantization_134m")["speed"]
     rates = [int8[name]["plain decoding, tokens/s"] for name in ("int8", "4 bits", "float32")]
     yield "runs at {:.1f} tokens/s with int8 weights, at {:.1f} in four bits, and at {:.1f} in float32".format(*rates)
+
+
+def priors() -> Iterator[str]:
+    for name, tasks in {"prior_demo": ("code", "prose"), "prior_smollm2": ("humaneval", "mtbench")}.items():
+        for run, found in read(name)["tokens_per_step"].items():
+            setting, temperature = run.split(", ")
+            cells = (f"{found[task]['without']:.2f}, {found[task]['with']:.2f}" for task in (*tasks, "all"))
+            shown = {"prior_demo": "demo", "prior_smollm2": "SmolLM2"}[name], setting.replace("=", " of ")
+            yield row(*shown, "greedy" if temperature == "0.0" else temperature, *cells)
 
 
 SMOLLM2_METHODS = {

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         "each token of the vocabulary.",
         examples=[
             "jlade prior path/to/model --texts answers --output prior.safetensors",
-            "jlade chat path/to/model --prior prior.safetensors",
+            "jlade prior smollm2 --texts answers notes.md --output smollm2.safetensors",
         ],
     )
     options_lib.add_model(result, as_word=True)

@@ -58,7 +58,9 @@ def test_a_model_is_a_word_or_an_option(name, refused):
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
 def test_every_command_takes_a_revision(name):
-    words = {"complete": ["x"], "trace": ["x"], "convert": ["a", "b"]}.get(name, [])
+    words = {"complete": ["x"], "trace": ["x"], "convert": ["a", "b"], "prior": ["--texts", "a", "--output", "b"]}.get(
+        name, []
+    )
     assert commands.parse([name, *words, "--revision", "v1"])[1].revision == "v1"
 
 
