@@ -123,7 +123,7 @@ def figures_of_texts(
         padded = np.pad(tokens, (0, size - len(tokens)))  # no token sees the padding; one program serves all texts
         expected = None
         for name, (params, kv_dtype) in kinds.items():
-            logprobs = np.asarray(_logprobs(params, padded, kv_dtype))[: len(tokens) - 1]
+            logprobs = np.asarray(logprobs_of(params, padded, kv_dtype))[: len(tokens) - 1]
             expected = logprobs if expected is None else expected
             rows[name].append(_compare(logprobs, expected, tokens[1:], len(prompt) - 1))
     result = {}
@@ -165,7 +165,7 @@ def _as_in_gguf(params: LlamaParams, kind: str) -> LlamaParams:
 
 
 @functools.partial(jax.jit, static_argnames="kv_dtype")
-def _logprobs(params: LlamaParams, tokens: jax.Array, kv_dtype: str | None) -> jax.Array:
+def logprobs_of(params: LlamaParams, tokens: jax.Array, kv_dtype: str | None) -> jax.Array:
     """Returns the log-probabilities [L, V] after each of `tokens` [L]."""
     length = len(tokens)
     decoder = dataclasses.replace(params.decoder, kv_dtype=kv_dtype)

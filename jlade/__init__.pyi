@@ -26,11 +26,13 @@ from .decoding.state import DecodeConfig, DecodeState, Inputs, Prefix
 from .decoding.stopping import Stopping, StopStrings
 from .drafts.index import TextIndex
 from .drafts.pool import NGramPool
+from .drafts.prior import PriorTable
 from .drafts.recycled import RecycledLogits
 from .engine.engine import Engine
 from .engine.request import Request
 from .generation.corpus import Corpus
 from .generation.generate import generate, stream
+from .generation.prior import Prior, prior
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
 from .generation.tune import tune
@@ -39,7 +41,18 @@ from .inspection.inspect import Inspection, inspect
 from .mesh import make_mesh
 from .models.base import Decoder, KVCache
 from .models.llama import LlamaParams
-from .storage import demo, load, load_constraints, load_corpus, load_pool, load_sampling, save_corpus, save_pool
+from .storage import (
+    demo,
+    load,
+    load_constraints,
+    load_corpus,
+    load_pool,
+    load_prior,
+    load_sampling,
+    save_corpus,
+    save_pool,
+    save_prior,
+)
 
 __all__ = [
     "BannedSequences",
@@ -61,6 +74,8 @@ __all__ = [
     "Piece",
     "Plan",
     "Prefix",
+    "Prior",
+    "PriorTable",
     "RecycledLogits",
     "Request",
     "Sampling",
@@ -90,6 +105,7 @@ __all__ = [
     "load_constraints",
     "load_corpus",
     "load_pool",
+    "load_prior",
     "load_sampling",
     "lookahead",
     "make_mesh",
@@ -97,9 +113,11 @@ __all__ = [
     "plan",
     "prefill",
     "prepare",
+    "prior",
     "run_steps",
     "save_corpus",
     "save_pool",
+    "save_prior",
     "start",
     "step",
     "stream",

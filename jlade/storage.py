@@ -1,4 +1,4 @@
-"""Checkpoints, n-gram pools and corpora on disk."""
+"""Checkpoints, n-gram pools, corpora and priors on disk."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.filesize import decimal
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialized
 from tokenizers import Tokenizer
@@ -26,16 +26,19 @@ from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
+from jlade.drafts.prior import PriorTable
 from jlade.drafts.tree import NONE
 from jlade.files import written_whole
 from jlade.generation import memory, stop_strings
 from jlade.generation.corpus import Corpus
+from jlade.generation.prior import Prior
 from jlade.generation.tokenizer_files import check_vocabulary, load_tokenizer
 from jlade.mesh import default_device
 from jlade.models import quantization
 from jlade.models.llama import LlamaParams
 
 CORPUS = "tokens", "order", "keys", "latest", "known", "after"  # the files of a corpus
+PRIOR, VOCABULARY = ("pairs", "after_pair", "after_token"), "vocabulary"  # the arrays of a prior's file, its metadata
 NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
@@ -208,6 +211,34 @@ def load_corpus(path: str | os.PathLike[str]) -> Corpus:
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} holds no corpus: {error}") from error
     return corpus
+
+
+def save_prior(prior: Prior, path: str | os.PathLike[str]) -> None:
+    """Writes a prior to a safetensors file. A file at `path` is replaced, whole or not at all."""
+    if not isinstance(prior, Prior):
+        raise TypeError(f"prior must be a Prior, got {type(prior).__name__}")
+    arrays = {name: np.ascontiguousarray(getattr(prior.table, name)) for name in PRIOR}
+    with written_whole(path, replace=True) as file:
+        file.write_bytes(serialized(arrays, metadata={VOCABULARY: prior.vocabulary}))
+
+
+def load_prior(path: str | os.PathLike[str]) -> Prior:
+    """Returns a prior that `save_prior` wrote.
+
+    Raises:
+      ValueError: if the file is missing or holds no prior.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            vocabulary = (file.metadata() or {})[VOCABULARY]
+            table = PriorTable(**{name: file.get_tensor(name) for name in PRIOR})
+        prior = Prior(table, vocabulary, os.fspath(path))
+        prior.check()
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"path must be a file written by jlade.save_prior, got {os.fspath(path)!r}: {error}"
+        ) from error
+    return prior
 
 
 def load_pool(path: str | os.PathLike[str]) -> NGramPool:

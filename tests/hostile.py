@@ -28,7 +28,9 @@ from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import choice, estimate, learned
 from jlade.drafts import pool as pool_lib
+from jlade.drafts import prior as prior_tables
 from jlade.generation import chat_template, text, tokenizer_files
+from jlade.generation import prior as prior_lib
 from jlade.models import trial
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 
@@ -514,7 +516,7 @@ def _read_gguf(directory: pathlib.Path) -> None:
             text.decode(tokenizer, range(10))
 
 
-# jlade's own checkpoints, pools and corpora.
+# jlade's own checkpoints, pools, corpora and priors.
 
 
 def _write_own(directory: pathlib.Path) -> None:
@@ -558,6 +560,18 @@ def _read_corpus(directory: pathlib.Path) -> None:
         corpus_lib.recycled(corpus, corpus, 1, 13)
     repr(corpus)
     jax.eval_shape(candidates, corpus.index, jnp.zeros(suffix.LONGEST, jnp.int32))
+
+
+def _write_prior(directory: pathlib.Path) -> None:
+    pairs, best = np.array([[-1, 1], [1, 2], [2, 3]], np.int32), np.array([[2, 3]] * 3, np.int32)
+    table = prior_lib.table_of(pairs, best, np.ones(best.shape, np.float32), 13)
+    jlade.save_prior(jlade.Prior(table, "0123456789abcdef"), directory / "prior.safetensors")
+
+
+def _read_prior(directory: pathlib.Path) -> None:
+    prior = jlade.load_prior(directory / "prior.safetensors")
+    repr(prior), prior.largest_token
+    jax.eval_shape(prior_tables.find, prior.table, jnp.zeros((1, 2), jnp.int32))
 
 
 # Settings that jlade keeps.
@@ -630,5 +644,6 @@ FORMATS: dict[str, Format] = {
     ),
     "pool": Format(_write_pool, _pool_inputs, _read_pool),
     "corpus": Format(_write_corpus, _corpus_inputs, _read_corpus),
+    "prior": Format(_write_prior, lambda directory: _header_inputs(directory, "prior.safetensors"), _read_prior),
     "settings": Format(_write_settings, _settings_inputs, _read_settings, refuses=False),
 }

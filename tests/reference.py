@@ -90,6 +90,7 @@ class Sources:
       guess: maps a text and a place after it to the first guess for the token there.
       prediction: a text that the answer is expected to resemble, None for none.
       spans: tokens that are read from each of its places.
+      known: tokens of a prior after one token, and after two, where the table has none.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Sources:
         guess: Callable[[list[int], int], int] = lambda text, place: END,
         prediction: Prediction | None = None,
         spans: Sequence[int] = (),
+        known: Mapping[tuple[int, ...], list[int]] | None = None,
     ):
         self.size, self.reach, self.best, self.ranks, self.num_ranks = size, reach, best, ranks, num_ranks
         self.matches, self.longest, self.others = matches, longest, others
@@ -123,7 +125,7 @@ class Sources:
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in rates.items()}
         self.noise, self.noise_reach = noise, noise_reach
         self.next_token, self.guess, self.chain = next_token, guess, list[int]()
-        self.prediction, self.spans = prediction, spans
+        self.prediction, self.spans, self.known = prediction, spans, known or {}
         self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
 
     def tree(self, text: list[int], ngrams: list[tuple[int, ...]]) -> list[Path]:
@@ -146,10 +148,16 @@ class Sources:
 
     def _after(self, text: list[int], path: list[int], place: int) -> list[tuple[int, Kind]]:
         """Returns the recycled tokens after a path and their kinds, the most probable draws first."""
-        is_pair = len(path) > 1 and tuple(path[-2:]) in self.table
-        tokens = self.table.get(tuple(path[-2:] if is_pair else path[-1:]), [])
+        pair, last = tuple(path[-2:]) if len(path) > 1 else (END, END), (path[-1],)
+        first = 1 if pair in self.table else 3 if pair in self.known else 0
+        tokens = [
+            self.table.get(last) or self.known.get(last, []),
+            self.table.get(pair, []),
+            [],
+            self.known.get(pair, []),
+        ]
         after: list[tuple[int, Kind]] = [
-            (token, ("recycled", rank + is_pair * self.num_ranks)) for rank, token in enumerate(tokens)
+            (token, ("recycled", rank + first * self.num_ranks)) for rank, token in enumerate(tokens[first])
         ]
         if place == 0:
             runners_up = [(token, ("recycled", rank + 2 * self.num_ranks)) for rank, token in enumerate(self.last)]

@@ -635,6 +635,7 @@ def speed() -> Iterator[str]:
     for task, each in edits.items():
         label = "answers that copy" if task == "copies" else task
         yield row(label, f"{each['copied']:.0%}", f"{each['without']:.2f}", f"{each['with']:.2f}")
+    yield from priors()
     corpus = read("corpus")
     first = corpus["step_seconds"]["0"]
     for size, seconds in corpus["step_seconds"].items():
@@ -666,6 +667,15 @@ def speed() -> Iterator[str]:
     int8 = read("quantization_134m")["speed"]
     rates = [int8[name]["plain decoding, tokens/s"] for name in ("int8", "4 bits", "float32")]
     yield "runs at {:.1f} tokens/s with int8 weights, at {:.1f} in four bits, and at {:.1f} in float32".format(*rates)
+
+
+def priors() -> Iterator[str]:
+    for name, tasks in {"prior_demo": ("code", "prose"), "prior_smollm2": ("humaneval", "mtbench")}.items():
+        for run, found in read(name)["tokens_per_step"].items():
+            setting, temperature = run.split(", ")
+            cells = (f"{found[task]['without']:.2f}, {found[task]['with']:.2f}" for task in (*tasks, "all"))
+            shown = {"prior_demo": "demo", "prior_smollm2": "SmolLM2"}[name], setting.replace("=", " of ")
+            yield row(*shown, "greedy" if temperature == "0.0" else temperature, *cells)
 
 
 SMOLLM2_METHODS = {
@@ -826,6 +836,11 @@ def choosing() -> Iterator[str]:
     yield f"accepts {greedy:.0%} more tokens per step of SmolLM2, {drawn:.0%} more at temperature 0.7"
     warm = read("warm_smollm2")["tokens_per_step"]["all"]
     yield f"made SmolLM2 accept {warm['states'] / warm['cold']:.2f}x the tokens per step"
+    for name, found in read("agreement")["models"].items():
+        for bits in ("8 bits", "4 bits"):
+            copy, least = found["copies"][bits], found["agreement_for_least_gain"][bits]
+            cells = f"{copy['agreement']:.1%}", f"{copy['gain']:.2f}x", f"{least:.1%}"
+            yield row({"demo": "demo", "smollm2": "SmolLM2"}[name], bits, *cells)
     yield f"is indexed once, in {read('corpus')['index_seconds']['1000000']:.1f} s for a million tokens"
 
 
@@ -950,6 +965,8 @@ SOURCES: dict[str, dict[str, str]] = {
         "2.2x": "benchmarks/NOTES.md",
         "0.7 MB": SHAPES,
         "4.8 MB": SHAPES,
+        "84 MB": SHAPES,
+        "1.2x": SETTING,
     },
     "datasets.md": {"95%": SETTING},
     "evaluation.md": {"0.5": SETTING, "95%": SETTING},

@@ -22,6 +22,7 @@ from jlade.cli import (
     generate,
     inspection,
     plan,
+    prior,
     program_cache,
     serve,
     trace,
@@ -51,6 +52,7 @@ COMMANDS: dict[str, Command] = {
     "compile": compile,
     "plan": plan,
     "trace": trace,
+    "prior": prior,
     "convert": convert,
 }
 OVERVIEW = """\
@@ -69,6 +71,7 @@ inspect    describe a checkpoint and the memory it needs
 compile    compile a model's programs ahead, for this device or another
 plan       estimate decoding on many devices
 trace      write a page that shows a generation step by step
+prior      learn what a model predicts after pairs of tokens, for better drafts
 convert    write a checkpoint in another format or dtype
 help       show this text, or the options of a command
 

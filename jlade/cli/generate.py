@@ -262,7 +262,7 @@ def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
     valid = [item for item in items if item.error is None]
     options = job.request | records.together([item.options for item in valid])
     del options["constraint"]
-    of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead", "kv_dtype")}
+    of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead", "prior", "kv_dtype")}
     longest = max((len(item.ids) + item.options["max_new_tokens"] for item in valid), default=0)
     capacity = min(round_up(longest, SMALLEST_CAPACITY), job.params.config.max_positions)
     with jlade.Engine(job.params, max_sequences=job.batch_size, capacity=capacity, **of_engine) as engine:

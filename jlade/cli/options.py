@@ -193,6 +193,12 @@ def add_lookahead(parser: argparse.ArgumentParser, default: str = AUTO) -> None:
         "tokens and G candidates; W,N,G:tree=M for both; jacobi=M for Jacobi decoding with M guesses; or "
         f"{presets} (default: {default})",
     )
+    group.add_argument(
+        "--prior",
+        metavar="FILE",
+        help="what the model predicts after pairs of tokens, a file of `jlade prior`: drafts are then good from the "
+        "first step on",
+    )
     group.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
 
 
@@ -239,6 +245,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "max_new_tokens": options.max_new_tokens,
         "min_new_tokens": check_int("min_new_tokens", options.min_new_tokens, 0),
         "lookahead": lookahead(options),
+        "prior": prior(options),
         "sampling": sampling,
         "stop": options.stop,
         "kv_dtype": options.kv_dtype,
@@ -297,6 +304,20 @@ def lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["a
     if options.lookahead is None:
         return None if options.no_lookahead else "auto"
     return setting("--lookahead", options.lookahead)
+
+
+def prior(options: argparse.Namespace) -> jlade.Prior | None:
+    """Returns the prior of the options, None for none.
+
+    Raises:
+      ValueError: names the file that holds none.
+    """
+    return None if options.prior is None else _prior(options.prior)
+
+
+@functools.cache  # each line of a chat asks for it
+def _prior(path: str) -> jlade.Prior:
+    return jlade.load_prior(path)
 
 
 def setting(flag: str, name: str) -> jlade.LookaheadConfig:

@@ -199,6 +199,7 @@ def _start(
         lookahead=options_lib.lookahead(options),
         kv_dtype=options.kv_dtype,
         corpus=None if options.corpus is None else jlade.load_corpus(options.corpus),
+        prior=options_lib.prior(options),
         template=template,
     )
     if options.drafts is not None:

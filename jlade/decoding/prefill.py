@@ -243,7 +243,7 @@ def _start_of_device(
     ) -> Drafts:
         states = sources.start(states, Prompt(tokens, length, known, longest))
         guide = constraints.guide(constraint, constraint_state)
-        text = Text(tokens, length, inputs.corpus, noise, guide, has_drafts=has_drafts)
+        text = Text(tokens, length, inputs.corpus, noise, guide, prior=inputs.prior, has_drafts=has_drafts)
         return sources.draft(states, None, text)
 
     constraint_axes = sharding.batch_axes(sharding.constraint_specs(inputs.constraint))

@@ -14,6 +14,7 @@ from jlade.decoding.sampling import LogProbs, Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
+from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
 from jlade.lookahead.adaptive import Pace
@@ -50,6 +51,7 @@ class Inputs:
       sources: the initial states of sources of drafts, array[B, ...] in each array, by their names, such as the n-grams
         of "pool"; with `cache`, those that were made with it. Absent ones are empty.
       corpus: other texts in which drafts are searched, for all sequences. None for no other texts.
+      prior: the tokens that recycled logits fall back on, for all sequences. None for none.
       has_drafts: bool[B], whether steps verify drafts for a sequence; None for all sequences. Where no sequence that
         runs has any, steps are plain.
       constraint: the tokens that the texts may have; None for any.
@@ -64,6 +66,7 @@ class Inputs:
     cache: Cache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
     corpus: Annotated[TextIndex | None, SHARED] = None
+    prior: Annotated[PriorTable | None, SHARED] = None
     has_drafts: jax.Array | None = None
     constraint: Constraint | None = None
 

@@ -133,7 +133,9 @@ def draft(after: DecodeState, drafts: Drafts, config: DecodeConfig) -> Drafts:
         inputs.key, after.num_tokens, inputs.sampling, config.lookahead, config.decoder.vocab_size
     )
     guide = constraints.guide(inputs.constraint, after.constraint_state)
-    text = Text(after.tokens, after.num_tokens, inputs.corpus, noise, guide, has_drafts=inputs.has_drafts)
+    text = Text(
+        after.tokens, after.num_tokens, inputs.corpus, noise, guide, prior=inputs.prior, has_drafts=inputs.has_drafts
+    )
     return config.sources.draft(drafts.states, drafts.record, text)
 
 

@@ -61,12 +61,14 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
         token = jnp.where(states == REFUSED, NONE, token)[:, None]
         kind = jnp.where(is_certain, CERTAIN, LIKELY)[:, None]
         if text.recycled is not None:
-            best, is_pair = recycled.find(text.recycled, last)
+            best, first = recycled.find(text.recycled, text.prior, last)
             is_free = ~is_certain & (states != REFUSED)
             if place == 0:
                 is_free &= np.array([True, False])
             best = jnp.where(is_free[:, None], best, NONE)
-            of_best = jnp.broadcast_to(jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)[:, None], best.shape)
+            of_best = jnp.broadcast_to(
+                jnp.where(first == recycled.AFTER_TOKEN, AFTER_TOKEN, AFTER_PAIR)[:, None], best.shape
+            )
             token, kind = jnp.append(best, token, axis=1), jnp.append(of_best, kind, axis=1)
         after = jnp.where(token == NONE, REFUSED, constraint.after(here[:, None], jnp.maximum(token, 0)))
         token, kind, states = _first(token, kind, after)  # the most probable one that is accepted

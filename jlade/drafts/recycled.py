@@ -4,6 +4,8 @@ Every token of a block yields logits, also those of rejected drafts. The table k
 token that the row read, and by the last two tokens (arXiv 2604.02047), which say more. Drafts follow the table from the
 current token on, in a tree that narrows with rank and depth.
 
+A prior of other texts (`jlade.drafts.prior`) has the tokens after what the table does not know.
+
 The row that chose the current token also tells of the token after it: its runners-up often come next (LogitSpec, arXiv
 2507.01449). They are drafts even where the table does not know the current token.
 """
@@ -19,8 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig
+from jlade.drafts import prior as prior_lib
 from jlade.drafts import record as record_lib
 from jlade.drafts import suffix
+from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import RANKS, Guide, Passage, Source, Step, Text
 from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
@@ -28,18 +32,21 @@ from jlade.vocabulary import VocabularyShard
 SPARE = 2.5  # proposals relative to the tokens of the tree: those that other sources propose too make room
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
 # Acceptance rates by rank in the table: of all proposals, after unknown pairs, and after known ones. Measured with
-# SmolLM2.
+# SmolLM2, but for those of a prior, which are assumed: with the rates of texts, 0.28 at first, it accepts fewer tokens.
 RATES = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
 RATES_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
 RATES_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
+RATES_AFTER_PRIOR_PAIRS = (0.5, 0.12, 0.07, 0.05, 0.035, 0.025, 0.018, 0.015)
 RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # the first where another one was drawn
+# The first kinds after a token, after a pair, of the runners-up, and after a pair of a prior.
+AFTER_TOKEN, AFTER_PAIR, RUNNERS_UP, AFTER_PRIOR_PAIR = range(0, 4 * RANKS, RANKS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recycled(Source):
     """The most probable tokens after the current one, and after these.
 
-    Kinds are ranks after tokens, ranks after pairs, and ranks of the runners-up.
+    Kinds are ranks after tokens, ranks after pairs, ranks of the runners-up, and ranks after pairs of a prior.
     """
 
     about = "most probable tokens when last seen"
@@ -58,7 +65,7 @@ class Recycled(Source):
 
     @property
     def rates(self) -> np.ndarray:
-        return np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS + RATES_OF_RUNNERS_UP)
+        return np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS + RATES_OF_RUNNERS_UP + RATES_AFTER_PRIOR_PAIRS)
 
     @property
     def reader(self) -> Self:
@@ -74,7 +81,7 @@ class Recycled(Source):
 
     def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
         last = suffix.last(text.tokens, text.length)[1::-1]
-        return draft(state, last, template(self.size, self.depth), rates, text.noise, text.guide)
+        return draft(state, text.prior, last, template(self.size, self.depth), rates, text.noise, text.guide)
 
     def learn(self, state: "RecycledLogits", step: Step) -> "RecycledLogits":
         assert step.best is not None
@@ -150,19 +157,30 @@ def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
     return (pairs[..., 0] * vocab_size + pairs[..., 1]) % _num_hashes(vocab_size)  # the product may overflow
 
 
-def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the best tokens [Q, k] after pairs [Q, 2], and whether the table has these [Q].
+def find(table: RecycledLogits, prior: PriorTable | None, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the best tokens [Q, k] after pairs [Q, 2], and the kinds [Q] of the first ones.
 
-    Those after the second token take the place of those after an unknown pair.
+    They are those after the pair in the table, else in the prior; else those after the second token, in the same order.
     """
     at = place(pairs, len(table.after_token))
     is_pair = jnp.all(table.pairs[at] == pairs, axis=1)
     after_token = table.after_token[jnp.maximum(pairs[:, 1], 0)]
-    return jnp.where(is_pair[:, None], table.after_pair[at], after_token), is_pair
+    best, kind = (
+        jnp.where(is_pair[:, None], table.after_pair[at], after_token),
+        jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN),
+    )
+    if prior is None:
+        return best, kind
+    of_prior, is_pair_of_prior = prior_lib.find(prior, pairs)
+    is_of_prior = ~is_pair & (is_pair_of_prior | (best[:, 0] == NONE))
+    return jnp.where(is_of_prior[:, None], of_prior, best), jnp.where(
+        is_of_prior & is_pair_of_prior, AFTER_PRIOR_PAIR, kind
+    )
 
 
 def draft(
     table: RecycledLogits,
+    prior: PriorTable | None,
     last: jax.Array,
     template: Template,
     rates: jax.Array,
@@ -173,16 +191,17 @@ def draft(
 
     Args:
       table: of a sequence.
+      prior: of other texts, None for none.
       last: [2] int32, the last tokens of the text; `NONE` before the first one.
       template: of Q drafts.
-      rates: [3 k] float32, acceptance rates of the kinds, see the result.
+      rates: [4 k] float32, acceptance rates of the kinds, see the result.
       noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
       guide: tokens that its constraint does not accept are no drafts, and those that are likely by it are; None for
         none.
 
     Returns:
-      Tokens [Q] int32, `NONE` where the table has none, and their kinds [Q] int32: ranks in the table, plus k after
-      pairs, or ranks of runners-up plus 2 k.
+      Tokens [Q] int32, `NONE` where the tables have none, and their kinds [Q] int32: ranks in a table, plus k after
+      pairs and 3 k after those of the prior, or ranks of runners-up plus 2 k.
     """
     depths, ranks = template.shape.depths, np.array(template.ranks)
     parents = np.array(template.shape.parents)
@@ -194,12 +213,12 @@ def draft(
         if depth > 1:
             before = jnp.stack([pairs[parents[at], 1], tokens[parents[at]]], axis=1)
             pairs = pairs.at[at].set(before, unique_indices=True)
-        best, is_pair = find(table, pairs[at])
-        kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + jnp.where(is_pair, RANKS, 0)[:, None]
+        best, first = find(table, prior, pairs[at])
+        kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + first[:, None]
         if depth == 1:
             runners_up = jnp.where(table.last == last[1], NONE, table.last)
             best = jnp.concatenate([best, jnp.broadcast_to(runners_up, best.shape)], axis=1)
-            last_kinds = jnp.arange(2 * RANKS, 3 * RANKS, dtype=jnp.int32)
+            last_kinds = RUNNERS_UP + jnp.arange(RANKS, dtype=jnp.int32)
             kind = jnp.concatenate([kind, jnp.broadcast_to(last_kinds, kind.shape)], axis=1)
         if guide is not None:
             if depth > 1:

@@ -39,6 +39,7 @@ class Text(NamedTuple):
     guide: "Guide | None" = None  # None for any text
     recycled: Any = None  # the state of `recycled`, None without this source
     has_drafts: jax.Array | None = None  # [] bool, whether drafts are made for it; None for drafts
+    prior: Any = None  # `prior.PriorTable` of other texts, None for none
 
 
 class Guide(NamedTuple):

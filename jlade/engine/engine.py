@@ -16,7 +16,6 @@ from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.constraints.grammar import Grammar
 from jlade.decoding import ahead, sharding
-from jlade.drafts.index import TextIndex
 from jlade.engine import pool as pool_lib
 from jlade.engine import reading, remembered_file, rows, width
 from jlade.engine.job import Job
@@ -32,10 +31,12 @@ from jlade.engine.width import Width
 from jlade.engine.worker import Worker
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
+from jlade.generation import prior as prior_lib
 from jlade.generation import request as request_lib
 from jlade.generation import stop_strings
 from jlade.generation.corpus import Texts
 from jlade.generation.options import GREEDY, Keywords, Options, unknown
+from jlade.generation.prior import Prior
 from jlade.generation.prompts import HostArray, Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
@@ -92,6 +93,7 @@ class Engine:
         they do, as long as no row needs these; by default as many as the rows take. With 0 every prompt is read from
         its first token.
       corpus: as in `jlade.generate`, other texts in which the drafts of all requests are searched too.
+      prior: as in `jlade.generate`, for the drafts of all requests.
       remember: bytes of host memory in which texts that have ended are kept. Their answers are drafts for later
         requests with the same `remember_key`; the text is the same. With 0 none are kept, and steps search for none.
       max_prediction: most tokens of a prediction, at most 2^20; with 0 requests have none, and steps search for none.
@@ -122,6 +124,7 @@ class Engine:
         cache_tokens: int | None = None,
         prefix_memory: int | None = None,
         corpus: Texts | None = None,
+        prior: Prior | None = None,
         remember: int = 0,
         max_prediction: int = 0,
         max_grammar: int = rows.GRAMMAR,
@@ -167,14 +170,17 @@ class Engine:
                 self._config, lookahead=lookahead_lib.with_grammar(self._config.lookahead)
             )
         setting = self._config.lookahead
-        self._corpus: TextIndex | None = None
+        vocab_size, on_mesh = self._config.decoder.vocab_size, self._config.mesh
+        shared: dict[str, Any] = {}
         if corpus is not None:
-            vocab_size = self._config.decoder.vocab_size
             texts = corpus_lib.searched(corpus, batch.tokenizer, vocab_size, setting, lookahead)
             if texts is not None:
                 self._config = dataclasses.replace(self._config, lookahead=lookahead_lib.with_corpus(setting))
-                index, on_mesh = texts.on_device, self._config.mesh
-                self._corpus = index if on_mesh is None else mesh_lib.put(index, on_mesh, PartitionSpec())
+                shared["corpus"] = texts.on_device
+        if prior is not None:
+            shared["prior"] = prior_lib.searched(prior, batch.tokenizer, vocab_size, setting, lookahead)
+        placed = shared if on_mesh is None else mesh_lib.put(shared, on_mesh, PartitionSpec())
+        self._shared = rows.NOTHING | placed
         self._options = Options(
             lookahead=setting,  # without the corpus, which requests need not bring
             tokenizer=batch.tokenizer,
@@ -247,7 +253,7 @@ class Engine:
           Exception: the error of a program, when the others are there. A request that needs this one meets it again.
         """
         checked = self._check([0, 0], {"sampling": usual, "max_new_tokens": 1})
-        job = Job(checked, 0, Request(lambda: None), self._size, self._corpus)
+        job = Job(checked, 0, Request(lambda: None), self._size, self._shared)
         self._usual = job.controls
         self._programs.begin(job.row, job.controls)
         return self._compile()
@@ -453,7 +459,7 @@ class Engine:
     ) -> Request:
         """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
         request = Request(lambda: self._worker.remove(job))
-        job = Job(checked, index, request, self._size, self._corpus)
+        job = Job(checked, index, request, self._size, self._shared)
         job.compartment = compartment
         job.of_list, job.scores_prompt = of_list, scores
         self._worker.add(job, priority)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from jlade.drafts.index import TextIndex
 from jlade.engine import rows
 from jlade.engine.remembered import Compartment
 from jlade.engine.request import Request
@@ -25,7 +24,7 @@ class Job:
     """
 
     def __init__(
-        self, checked: DecodeRequest, index: int, request: Request, size: rows.Size, corpus: TextIndex | None = None
+        self, checked: DecodeRequest, index: int, request: Request, size: rows.Size, shared: rows.Shared = rows.NOTHING
     ):
         """Makes the job of sequence `index` of a batch that `rows.check` accepts; `request` is the caller's side."""
         self.request = request
@@ -43,7 +42,7 @@ class Job:
         self.table = None if checked.tables is None else checked.tables[index]  # of its grammar
         self.controls = rows.Controls.of(checked.inputs, self.table is not None, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
-        self._checked, self._size, self._corpus = checked, size, corpus
+        self._checked, self._size, self._shared = checked, size, shared
         self._begin, self._num_steps = self.length, 0
         stopping = checked.inputs.stopping
         self._least = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
@@ -78,7 +77,7 @@ class Job:
             remembered, key, _ = self.compartment
             expected = remembered.find(key, np.asarray(inputs.prompts[0, : self._begin]), self._size.expected)
             inputs = dataclasses.replace(inputs, sources={"prediction": expected})
-        return rows.Row.of(inputs, self._place, vocab_size, self._size, self._corpus)
+        return rows.Row.of(inputs, self._place, vocab_size, self._size, self._shared)
 
     def read(self, row: rows.Shown) -> Piece:
         """Returns the tokens that steps added, up to the end of the text.

@@ -179,7 +179,7 @@ class Programs:
         """Returns the state of as few rows as there may be, without requests."""
         size = self._size
         state = rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
-        return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, corpus=row.inputs.corpus))
+        return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, **rows.shared_of(row.inputs)))
 
     @functools.cached_property
     def _table(self) -> Table:

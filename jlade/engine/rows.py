@@ -24,7 +24,6 @@ from jlade.constraints.tokens import Table
 from jlade.decoding import ahead, loop, prefill, reading, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
-from jlade.drafts.index import TextIndex
 from jlade.drafts.prediction import Reading
 from jlade.drafts.sources import Drafts
 from jlade.drafts.tree import NONE, Tree, TreeShape
@@ -38,6 +37,8 @@ from jlade.models.base import Params
 CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 
 GRAMMAR = 2**22  # entries of a grammar's table, by default
+Shared = dict[str, Any]  # the fields of `Inputs` that all rows of an engine share
+NOTHING: Shared = {"corpus": None, "prior": None}
 
 
 class Controls(enum.IntEnum):
@@ -126,10 +127,10 @@ class Row:
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
 
     @classmethod
-    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size, corpus: TextIndex | None = None) -> Self:
+    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size, shared: Shared = NOTHING) -> Self:
         """Returns the row of a request, whose key is its own or that of a batch in which it has this place.
 
-        The corpus is that of all rows.
+        `shared` is of all rows.
         """
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
@@ -153,7 +154,7 @@ class Row:
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
                 has_drafts=has_drafts,
                 sources={"prediction": _predicted(inputs, size.expected)} if size.expected else {},
-                corpus=corpus,
+                **shared,
             ),
             places,
         )
@@ -161,6 +162,11 @@ class Row:
     def repeated(self, number: int) -> Inputs:
         """Returns the inputs of `number` sequences, all of them this one."""
         return self.inputs.rows(np.zeros(number, int))
+
+
+def shared_of(inputs: Inputs) -> Shared:
+    """Returns what all rows share."""
+    return {name: getattr(inputs, name) for name in NOTHING}
 
 
 def _predicted(inputs: Inputs, size: int) -> Reading:
@@ -178,15 +184,15 @@ def _predicted(inputs: Inputs, size: int) -> Reading:
 def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, grammar: int) -> DecodeState:
     """Returns the state of rows without requests, with the shapes of `row`, and tables of `grammar` entries or none.
 
-    It lacks the corpus.
+    It lacks what all rows share.
     """
     inputs = row.repeated(num_rows)
     if grammar:
         tables = RowTables.empty(num_rows, grammar, config.decoder.vocab_size)
         inputs = dataclasses.replace(inputs, constraint=tables)
     state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
-    # Without the corpus, as a program copies each argument that it returns.
-    inputs = dataclasses.replace(state.inputs, corpus=None)
+    # Without what all rows share, as a program copies each argument that it returns.
+    inputs = dataclasses.replace(state.inputs, **NOTHING)
     return dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool), counts=None)
 
 
@@ -246,7 +252,7 @@ def _insert(
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    new = dataclasses.replace(reading.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, corpus=None))
+    new = dataclasses.replace(reading.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, **NOTHING))
     if state.constraint_state is not None:
         new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
     written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)
@@ -294,13 +300,13 @@ def _put_in(
 
 
 def _of_requests(state: DecodeState) -> DecodeState:
-    """Returns a state without the tables of its rows and the corpus of all, which stay where they are."""
-    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None, corpus=None))
+    """Returns a state without the tables of its rows and what all rows share, which stay where they are."""
+    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None, **NOTHING))
 
 
 def _with_others(after: DecodeState, state: DecodeState) -> DecodeState:
     """Returns a state with what `_of_requests` has left out of another."""
-    inputs = dataclasses.replace(after.inputs, constraint=state.inputs.constraint, corpus=state.inputs.corpus)
+    inputs = dataclasses.replace(after.inputs, constraint=state.inputs.constraint, **shared_of(state.inputs))
     return dataclasses.replace(after, inputs=inputs)
 
 
@@ -483,11 +489,11 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
         return copied
 
     cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)
-    corpus, inputs = state.inputs.corpus, dataclasses.replace(state.inputs, corpus=None)
+    shared, inputs = shared_of(state.inputs), dataclasses.replace(state.inputs, **NOTHING)
     after = _copy_rest(dataclasses.replace(state, memory=memory, inputs=inputs), chosen, config=config)
     cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.cache_specs(config.decoder), cache))
     inputs, memory = after.inputs, dataclasses.replace(after.memory, cache=cache)
-    return dataclasses.replace(after, inputs=dataclasses.replace(inputs, corpus=corpus), memory=memory)
+    return dataclasses.replace(after, inputs=dataclasses.replace(inputs, **shared), memory=memory)
 
 
 @ahead.jit(static_argnames=("spec", "mesh"))

@@ -1,4 +1,4 @@
-"""Earlier texts that serve a request: a state to continue from, a pool, a corpus, predictions."""
+"""Earlier texts that serve a request: a state to continue from, a pool, a corpus, a prior, predictions."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,25 +13,28 @@ from jlade.decoding.state import DecodeState, Inputs
 from jlade.drafts import pool as ngram_pool
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
+from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import State
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import prediction as prediction_lib
+from jlade.generation import prior as prior_lib
 from jlade.generation.options import Options
 from jlade.models.base import Cache, Decoder, Params, cache_shapes, divisible, resize
 
 
 class Earlier(NamedTuple):
-    """The arrays of `state`, `pool`, `corpus` and `prediction` of the options."""
+    """The arrays of `state`, `pool`, `corpus`, `prior` and `prediction` of the options."""
 
     state: DecodeState | None  # to continue from, with one sequence for each prompt
     sources: dict[str, State]  # initial states of sources
     corpus: TextIndex | None
+    prior: PriorTable | None
 
 
 def check(
     options: Options, params: Params, decoder: Decoder, prompts: list[np.ndarray], lookahead: LookaheadConfig
 ) -> Earlier:
-    """Checks `state`, `pool`, `corpus` and `prediction` of the options."""
+    """Checks `state`, `pool`, `corpus`, `prior` and `prediction` of the options."""
     batch_size, vocab_size = len(prompts), decoder.vocab_size
     sources: dict[str, State] = {}
     corpus: TextIndex | None = None
@@ -43,6 +46,9 @@ def check(
                 sources["recycled"] = corpus_lib.recycled(options.corpus, texts, batch_size, vocab_size)
     elif "corpus" in lookahead.sources:
         raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
+    prior = None
+    if options.prior is not None:
+        prior = prior_lib.searched(options.prior, options.tokenizer, vocab_size, lookahead, options.lookahead)
     pool = None if options.pool is None else _check_pool(options.pool, batch_size, vocab_size, lookahead)
     predicted: dict[str, State] = {}
     if options.prediction is not None:
@@ -50,12 +56,12 @@ def check(
         predicted = {"prediction": reading} if "prediction" in lookahead.reach else {}
     state = options.state
     if state is None:
-        return Earlier(None, sources | predicted | ({} if pool is None else {"pool": pool}), corpus)
+        return Earlier(None, sources | predicted | ({} if pool is None else {"pool": pool}), corpus, prior)
     if pool is not None:
         raise ValueError("pool and state cannot both be given: the state has a pool of its own")
     _check_state(state, batch_size, params, decoder, lookahead)
     state = _for_each_sequence(state, batch_size)
-    return Earlier(state, sources | _sources(state) | predicted, corpus)
+    return Earlier(state, sources | _sources(state) | predicted, corpus, prior)
 
 
 def continued(inputs: Inputs, state: DecodeState) -> Inputs:

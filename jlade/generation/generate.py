@@ -94,6 +94,9 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         list of strings, token ids int[L], or `Generation.state` of earlier calls, whose recycled logits are used too;
         or a `jlade.Corpus`, which is indexed once for many calls. For all prompts. It needs a `lookahead` with a tree
         and "suffix" among its sources; "auto" ignores it where it has none.
+      prior: what the model predicts after pairs of tokens in other texts, made by `jlade.prior` or read by
+        `jlade.load_prior`. Recycled logits fall back on it, so that drafts are good from the first step on. It needs a
+        `lookahead` with a tree and "recycled" among its sources; "auto" ignores it where it has none.
       prediction: a text that the generated one is expected to resemble, such as the file that it edits, as a string or
         token ids int[L]; a list of one for each prompt of a batch. Drafts follow it, up to 60 tokens a step, and find
         their place again after a difference. It needs a `lookahead` with a tree; "auto" ignores it where it has none.

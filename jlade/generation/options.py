@@ -17,6 +17,7 @@ from jlade.decoding.state import DecodeState
 from jlade.drafts.pool import NGramPool
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.corpus import Texts
+from jlade.generation.prior import Prior
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
@@ -55,6 +56,7 @@ class Options(TextOptions):
     state: DecodeState | None = None
     pool: NGramPool | None = None
     corpus: Texts | None = None
+    prior: Prior | None = None
     prediction: Prompts | None = None
     learn: bool = True
     logprobs: bool = False

@@ -111,6 +111,7 @@ def make(
         cache=None if state is None else earlier.reuse(state, prompts, params, decoder, tokens.shape[1]),
         sources=sources,
         corpus=known.corpus,
+        prior=known.prior,
         # The rows of an engine have tables of a size of their own.
         constraint=constraining.check(options.constraint, tables if capacity is None else None, number, vocab_size),
     )

@@ -12,6 +12,7 @@ from jlade.engine.engine import Engine
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.corpus import Texts
+from jlade.generation.prior import Prior
 from jlade.generation.text import Tokenizer
 from jlade.models.llama import LlamaParams
 from jlade.server.protocol import MOST_CHOICES, Reader
@@ -65,6 +66,7 @@ def make(
     lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
     kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
     corpus: Texts | None = None,
+    prior: Prior | None = None,
     template: str | None = None,
 ) -> tuple[Engine, Reader]:
     """Returns an engine for a model, and a reader of the bodies that it can complete.
@@ -74,7 +76,7 @@ def make(
       directory: of the checkpoint, with the chat template.
       sampling: the checkpoint's; greedy sampling gives way to OpenAI's temperature, 1.
       limits: of requests.
-      lookahead, kv_dtype, corpus: of the engine.
+      lookahead, kv_dtype, corpus, prior: of the engine.
       template: a chat template in place of the model's own.
 
     Raises:
@@ -96,6 +98,7 @@ def make(
         max_waiting=limits.max_waiting,
         cache_tokens=limits.cache_tokens,
         corpus=corpus,
+        prior=prior,
         remember=limits.remember,
         max_prediction=limits.max_prediction,
         max_grammar=limits.max_grammar,

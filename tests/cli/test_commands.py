@@ -58,7 +58,8 @@ def test_a_model_is_a_word_or_an_option(name, refused):
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
 def test_every_command_takes_a_revision(name):
-    words = {"complete": ["x"], "trace": ["x"], "convert": ["a", "b"], "compile": ["--output", "d"]}.get(name, [])
+    outputs = {"compile": ["--output", "d"], "prior": ["--texts", "a", "--output", "b"]}
+    words = ({"complete": ["x"], "trace": ["x"], "convert": ["a", "b"]} | outputs).get(name, [])
     assert commands.parse([name, *words, "--revision", "v1"])[1].revision == "v1"
 
 

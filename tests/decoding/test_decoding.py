@@ -19,6 +19,8 @@ from jlade.decoding import loop, prefill, sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.drafts import chain, pool, prediction, record, sources, suffix
 from jlade.drafts import recycled as recycling
+from jlade.drafts.tree import NONE
+from jlade.generation import prior as prior_lib
 from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
@@ -62,7 +64,7 @@ def first_guess(text, place):
     return text[chain.DRAWS[place % len(chain.DRAWS)] % len(text)]
 
 
-def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicted=()):
+def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicted=(), known=None):
     """Returns the sources of the reference with jlade's constants, None without a tree."""
     if lookahead.tree_size is None:
         return None
@@ -98,6 +100,7 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicte
         first_guess,
         predicted and reference.Prediction(predicted, suffix.LONGEST, prediction.TRUSTED, prediction.CONFIRMED),
         [min(lookahead.num_drafted, most) for most in (REACH["prediction"](lookahead), prediction.SECOND)],
+        known,
     )
 
 
@@ -114,7 +117,7 @@ def drawn_rows(key, lookahead, text, before):
     return window.draw(key, jnp.array(text), jnp.int32(len(text)), math.prod(shape)).reshape(shape).tolist()
 
 
-def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus=(), predicted=()):
+def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus=(), predicted=(), known=None):
     """Runs the reference with the first window that jlade draws."""
     by_token = lookahead.window_advance == "token"
     return reference.decode(
@@ -127,7 +130,7 @@ def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus
         pool_from_prompt=lookahead.pool_from_prompt,
         start=first_window(key, prompt, lookahead),
         eos_ids=eos_ids,
-        sources=sources_of(seed, lookahead, corpus, predicted=predicted),
+        sources=sources_of(seed, lookahead, corpus, predicted=predicted, known=known),
         drawn_rows=functools.partial(drawn_rows, key, lookahead) if by_token else None,
     )
 
@@ -185,6 +188,34 @@ def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_mode
         corpus = [*corpus, prompt[-3:] + decode_plainly(seed, prompt, 20, PLAIN, key, ())[0]]
     expected = decode_plainly(seed, prompt, 30, lookahead, key, (), corpus)
     out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, corpus=corpus)
+    assert_text(out, *expected)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, phases=NO_SHRINKING)
+@given(
+    seed=st.sampled_from([0, 2, 3, 4]),
+    prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+    text=st.lists(st.integers(0, 12), min_size=2, max_size=60),
+    is_of_the_model=st.booleans(),
+)
+def test_equals_the_reference_with_a_prior(seed, prompt, text, is_of_the_model):
+    """The most probable tokens are the model's own, or wrong ones."""
+    lookahead, key = LookaheadConfig.tree(20, sources=("recycled",)), jax.random.key(0)
+    contexts = [text[: end + 1] for end in range(len(text))]
+    order = 1 if is_of_the_model else -1
+    best = np.array([np.argsort(-order * logits_of(seed)(each), kind="stable") for each in contexts], np.int32)
+    chances = np.linspace(0.3, 0.0, best.shape[1], dtype=np.float32)[None, :] * np.ones((len(best), 1), np.float32)
+    pairs = np.array(list(zip([NONE, *text[:-1]], text, strict=True)), np.int32)
+    table = prior_lib.table_of(pairs, best, chances, 13)
+    known = {(token,): [each for each in row if each != NONE] for token, row in enumerate(table.after_token.tolist())}
+    for pair, after in zip(table.pairs.tolist(), table.after_pair.tolist(), strict=True):
+        if pair[1] != NONE:
+            known[tuple(pair)] = [each for each in after if each != NONE]
+    expected = decode_plainly(seed, prompt, 30, lookahead, key, (), known=known)
+    out = jlade.generate(
+        tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, prior=jlade.Prior(table)
+    )
     assert_text(out, *expected)
 
 

@@ -128,7 +128,7 @@ def test_a_vocabulary_that_does_not_divide():
 
 @pytest.mark.slow
 def test_a_tree():
-    """A tree beside a window, with a corpus and predictions: tables are whole on each device, logits are divided."""
+    """A tree beside a window, with a corpus, a prior and predictions: tables are whole on a device, logits divided."""
     options = {
         "max_new_tokens": 24,
         "lookahead": LookaheadConfig(tree_size=16, window_size=2, ngram_size=3, guess_set_size=3),
@@ -137,6 +137,7 @@ def test_a_tree():
     }
     texts = jlade.generate(qwen(16), PROMPTS, **options | {"lookahead": None}).tokens
     options["corpus"] = [text[text >= 0][:8] for text in texts[::2]]
+    options["prior"] = jlade.prior(qwen(16), [text[text >= 0] for text in texts])
     options["prediction"] = [text[text >= 0][-4:] for text in texts]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
     assert expected.statistics.contributed.keys() == set(TABLE)

@@ -17,6 +17,7 @@ from jlade.drafts import recycled as recycling
 from jlade.drafts.source import Prompt, Text
 from jlade.drafts.sources import TABLE, Sources
 from jlade.drafts.tree import NONE, Proposals, TreeShape
+from jlade.generation import prior as prior_lib
 from jlade.vocabulary import VocabularyShard
 from tests.tiny import slow
 
@@ -80,7 +81,7 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
 
     rates = np.concatenate([np.full(2 * recycling.RANKS, 0.5), np.linspace(0.9, 0.1, recycling.RANKS)])
     template = recycling.template(40, 3)
-    draft = jax.jit(lambda *arrays: recycling.draft(*arrays[:2], template, arrays[2], None, None))
+    draft = jax.jit(lambda table, *arrays: recycling.draft(table, None, arrays[0], template, arrays[1], None, None))
     drafted, kinds = (x.tolist() for x in draft(table, np.array(text), rates.astype(np.float32)))
     lines: list[tuple[int, ...]] = []
     for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
@@ -130,9 +131,24 @@ def test_a_pair_whose_place_another_one_took_is_unknown():
     assert recycling.place(pairs[0], VOCAB) == recycling.place(pairs[1], VOCAB)
     for i in range(2):
         table = update(table, pairs[i : i + 1], np.full((1, recycling.RANKS), i, np.int32), np.array([0]))
-    best, is_pair = jax.jit(recycling.find)(table, pairs)
-    assert is_pair.tolist() == [False, True]
+    best, first = jax.jit(recycling.find)(table, None, pairs)
+    assert first.tolist() == [recycling.AFTER_TOKEN, recycling.AFTER_PAIR]
     assert best[:, 0].tolist() == [0, 1]
+
+
+def test_a_prior_has_what_the_table_does_not_know():
+    """After a pair of the text, after one of the prior, after a token of the text, after one of the prior."""
+    of_text, of_prior = {(3, 4): 10, (5, 6): 11}, {(3, 4): 20, (1, 4): 21, (7, 8): 22}
+    table = recycling.empty(VOCAB)
+    for pair, token in of_text.items():
+        table = update(table, np.array([pair]), np.full((1, recycling.RANKS), token, np.int32), np.array([0]))
+    pairs, best = np.array(list(of_prior), np.int32), np.array(list(of_prior.values()), np.int32)[:, None]
+    known = prior_lib.table_of(pairs, best, np.ones(best.shape, np.float32), VOCAB)
+    asked = {(3, 4): 10, (1, 4): 21, (9, 4): 10, (9, 8): 22, (9, 9): NONE}
+    kinds = [recycling.AFTER_PAIR, recycling.AFTER_PRIOR_PAIR, *[recycling.AFTER_TOKEN] * 3]
+    best, first = jax.jit(recycling.find)(table, jax.tree.map(jnp.asarray, known), np.array(list(asked), np.int32))
+    assert best[:, 0].tolist() == list(asked.values())
+    assert first.tolist() == kinds
 
 
 @pytest.mark.parametrize("size", [13, 96, 1000])

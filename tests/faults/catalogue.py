@@ -939,10 +939,24 @@ FAULTS = (
         ("tests/generation/test_turns.py::test_what_a_call_brings_is_in_its_inputs",),
     ),
     Fault(
+        "the prior of a call is ignored",
+        "jlade/generation/request.py",
+        "prior=known.prior,",
+        "prior=None,",
+        ("tests/generation/test_prior.py::test_no_text_depends_on_it",),
+    ),
+    Fault(
+        "a pair of a prior comes before that of the text",
+        "jlade/drafts/recycled.py",
+        "is_of_prior = ~is_pair & (",
+        "is_of_prior = (",
+        ("tests/drafts/test_sources.py::test_a_prior_has_what_the_table_does_not_know",),
+    ),
+    Fault(
         "a turn begins with an empty pool",
         "jlade/generation/earlier.py",
-        "sources | _sources(state) | predicted, corpus)",
-        "sources | predicted, corpus)",
+        "sources | _sources(state) | predicted, corpus, prior)",
+        "sources | predicted, corpus, prior)",
         ("tests/generation/test_turns.py::test_a_turn_has_the_pool_of_the_one_before",),
     ),
     Fault(

@@ -88,3 +88,5 @@ def test_the_first_state_corpus_and_prediction():
     assert compiled(lookahead=SUFFIX, corpus=[[4, 3, 2, 1]]) == NOTHING
     assert compiled(lookahead=TREE, corpus=[[1, 2, 3, 4]]) == BOTH, "the recycled logits begin with the corpus"
     assert compiled(lookahead=TREE, prediction=[1, 2, 3]) == DECODE
+    for text, events in (([1, 2, 3, 4], DECODE), ([4, 3, 2], NOTHING)):
+        assert compiled(lookahead=TREE, prior=jlade.prior(tiny_llama(**SHAPE), [text])) == events

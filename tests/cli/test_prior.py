@@ -1,0 +1,28 @@
+import json
+
+import jlade
+from jlade import cli
+
+
+def test_a_prior_is_learned_from_files_and_drafts(demo, tmp_path, capsys):
+    (tmp_path / "texts" / "more").mkdir(parents=True)
+    (tmp_path / "texts" / "a.py").write_text("import os\n")
+    (tmp_path / "texts" / "more" / "b.py").write_text("def read(path):\n    return path\n")
+    file = tmp_path / "prior"
+    assert cli.main(["prior", "--texts", str(tmp_path / "texts"), "--output", str(file)]) == 0
+    prior = jlade.load_prior(file)
+    assert capsys.readouterr().out == f"{file}: {prior}\n"
+    texts = [each.read_text() for each in ((tmp_path / "texts" / "a.py"), (tmp_path / "texts" / "more" / "b.py"))]
+    expected = jlade.prior(demo[0], texts).table
+    assert prior.table.pairs.tolist() == expected.pairs.tolist()
+    assert cli.main(["def f(", "--prior", str(file), "--lookahead", "tree=7", "--max-new-tokens", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plain"]["identical"]
+
+
+def test_wrong_paths_are_refused(refused, tmp_path):
+    learn = ["prior", "--output", str(tmp_path / "prior"), "--texts"]
+    assert "nowhere cannot be read" in refused([*learn, "nowhere"])
+    (tmp_path / "none").mkdir()
+    assert "--texts must name files, or directories with files" in refused([*learn, str(tmp_path / "none")])
+    assert "--output must be a file" in refused(["prior", "--texts", "x", "--output", str(tmp_path)])
+    assert "path must be a file written by jlade.save_prior, got 'nowhere'" in refused(["x", "--prior", "nowhere"])
