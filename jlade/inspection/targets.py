@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -134,7 +134,7 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
         key = call.program, *call.settings.values(), *leaves, structure
         if key not in known:
             known.add(key)
-            made.append(Made(call, compiled(call, place)))
+            made.append(Made(call, compiled(call.jitted, call.arrays, call.settings, place)))
         return call.jitted.eval_shape(*call.arrays, **call.settings)
 
     with ahead.answered(answer), without_cache() if anew else contextlib.nullcontext():
@@ -142,11 +142,13 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
     return made
 
 
-def compiled(call: Call, place: jax.Device | Mesh) -> Any:
-    """Returns the program of a call, compiled for devices that need not be there, a `jax.stages.Compiled`.
+def compiled(jitted: Any, arguments: Iterable[Any], settings: Mapping[str, Any], place: jax.Device | Mesh) -> Any:
+    """Returns a program, compiled for devices that need not be there, a `jax.stages.Compiled`.
 
     Args:
-      call: its arrays are shapes with shardings on these devices.
+      jitted: a result of `jax.jit`.
+      arguments: pytrees of shapes, with shardings on these devices.
+      settings: static arguments by their names.
       place: a result of `find`, or a mesh of them.
     """
     # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
@@ -154,7 +156,7 @@ def compiled(call: Call, place: jax.Device | Mesh) -> Any:
     device = mesh.devices.flat[0]
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = call.jitted.trace(*call.arrays, **call.settings).lower(lowering_platforms=(platform,))
+        lowered = jitted.trace(*arguments, **settings).lower(lowering_platforms=(platform,))
     if device in jax.local_devices():
         return lowered.compile()
     with without_cache():  # JAX would keep the program, but cannot load it again without the device
@@ -191,5 +193,4 @@ def compile_for(
     options: dict[str, Any] = {"donate_argnums": donate}
     if not isinstance(place, Mesh):
         options |= dict.fromkeys(("in_shardings", "out_shardings"), SingleDeviceSharding(place))
-    jitted = jax.jit(function, **options)
-    return compiled(Call(function.__name__, function, options, jitted, arguments, {}), place)
+    return compiled(jax.jit(function, **options), arguments, {}, place)
