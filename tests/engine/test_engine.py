@@ -31,7 +31,7 @@ from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 SETTINGS = {
     "plain": None,
     "tree": LookaheadConfig.tree(7),
-    "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
+    "adaptive": LookaheadConfig.tree(3, relative_step_time=1.5),
     "paper": PAPER,
     "windows": PAPER,
     "latent": PAPER,

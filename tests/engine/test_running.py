@@ -96,7 +96,7 @@ def leaves(state):
 
 def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
     """Where a wide step costs too much, most rounds are plain ones, whose program knows of no drafts."""
-    setting, seen, rest = LookaheadConfig.tree(7, relative_step_time=9.0), [], rows.rest
+    setting, seen, rest = LookaheadConfig.tree(3, relative_step_time=9.0), [], rows.rest
     options = {
         "max_new_tokens": 50,
         "sampling": SamplingConfig(temperature=2.0),
@@ -129,8 +129,9 @@ def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
 def test_rounds_without_drafts_compile_nothing_after_the_warm_up(monkeypatch):
     seen, rest = [], rows.rest
     monkeypatch.setattr(rows, "rest", lambda *arguments: seen.append(arguments[3]) or rest(*arguments))
-    setting = LookaheadConfig.tree(7, relative_step_time=9.0)
-    with engine("adaptive", lookahead=setting, max_sequences=1, max_grammar=0) as running, recorded() as compilations:
+    setting = LookaheadConfig.tree(3, relative_step_time=9.0)
+    options = {"max_sequences": 1, "max_grammar": 0, "max_top_logprobs": 0}
+    with engine("adaptive", lookahead=setting, **options) as running, recorded() as compilations:
         running.warm_up()
         compilations.clear()
         seen.clear()
