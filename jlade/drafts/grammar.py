@@ -66,9 +66,8 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
             if place == 0:
                 is_free &= np.array([True, False])
             best = jnp.where(is_free[:, None], best, NONE)
-            of_best = jnp.broadcast_to(
-                jnp.where(first == recycled.AFTER_TOKEN, AFTER_TOKEN, AFTER_PAIR)[:, None], best.shape
-            )
+            of_first = jnp.where(first == recycled.AFTER_TOKEN, AFTER_TOKEN, AFTER_PAIR)
+            of_best = jnp.broadcast_to(of_first[:, None], best.shape)
             token, kind = jnp.append(best, token, axis=1), jnp.append(of_best, kind, axis=1)
         after = jnp.where(token == NONE, REFUSED, constraint.after(here[:, None], jnp.maximum(token, 0)))
         token, kind, states = _first(token, kind, after)  # the most probable one that is accepted

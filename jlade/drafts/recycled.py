@@ -165,17 +165,14 @@ def find(table: RecycledLogits, prior: PriorTable | None, pairs: jax.Array) -> t
     at = place(pairs, len(table.after_token))
     is_pair = jnp.all(table.pairs[at] == pairs, axis=1)
     after_token = table.after_token[jnp.maximum(pairs[:, 1], 0)]
-    best, kind = (
-        jnp.where(is_pair[:, None], table.after_pair[at], after_token),
-        jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN),
-    )
+    best = jnp.where(is_pair[:, None], table.after_pair[at], after_token)
+    kind = jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)
     if prior is None:
         return best, kind
     of_prior, is_pair_of_prior = prior_lib.find(prior, pairs)
     is_of_prior = ~is_pair & (is_pair_of_prior | (best[:, 0] == NONE))
-    return jnp.where(is_of_prior[:, None], of_prior, best), jnp.where(
-        is_of_prior & is_pair_of_prior, AFTER_PRIOR_PAIR, kind
-    )
+    best = jnp.where(is_of_prior[:, None], of_prior, best)
+    return best, jnp.where(is_of_prior & is_pair_of_prior, AFTER_PRIOR_PAIR, kind)
 
 
 def draft(

@@ -6,21 +6,20 @@ from typing import Any
 
 import jax
 
+from jlade import mesh as mesh_lib
 from jlade.config import check_int
-from jlade.conversion import location
-from jlade.conversion.hf_config import read_config
-from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.costs import choice
 from jlade.decoding import loop
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.generation import earlier, programs, request, stop_strings, text
 from jlade.generation.options import Options, unknown
 from jlade.generation.tokenizer_files import load_tokenizer
+from jlade.inspection import model as model_lib
 from jlade.inspection import targets
-from jlade.models import implementations
 from jlade.models.llama import Llama, LlamaParams
 
 
+@mesh_lib.apart()
 def compile(
     model: LlamaParams | str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -61,33 +60,19 @@ def compile(
     if os.path.lexists(output):
         raise ValueError(f"output must not exist yet, got {os.fspath(output)!r}")
     check_int("batch_size", batch_size, 1)
-    if isinstance(model, LlamaParams):
-        directory, config, tokenizer = None, model.config, text.tokenizer_of(model)
-        if dtype is not None or bits is not None:
-            raise ValueError("dtype and bits are for a directory; parameters have their own")
-    else:
-        directory = location.find(model, argument="model")
-        config, tokenizer = read_config(directory), load_tokenizer(directory, strict=False)
-        if tokenizer is not None:
-            config = stop_strings.end_tokens(config, tokenizer)
-    if check_int("capacity", capacity, 2) > config.max_positions:
-        raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
-    (target, *_), is_attached = targets.find(device)
+    directory, config = model_lib.find(model, dtype, bits, capacity)
     if directory is None:
-        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
-    else:
-        params = param_shapes(config, check_dtype(dtype, "float32", directory, target), bits)
+        tokenizer = text.tokenizer_of(model)
+    elif (tokenizer := load_tokenizer(directory, strict=False)) is not None:
+        config = stop_strings.end_tokens(config, tokenizer)
+    (target, *_), is_attached = targets.find(device)
+    params = model_lib.shapes(model, directory, config, dtype, bits, target)
     given = {"tokenizer": tokenizer, "max_new_tokens": capacity - 1} | options
     decoder = Llama(config, attention, experts, kv_dtype=given.get("kv_dtype"))
     with jax.default_device(target if is_attached else None):
-        if is_attached:
-            decoder = decoder.on(params)
-        else:
-            chosen = implementations.Implementations(attention, experts, "auto")
-            found = implementations.resolve_unattached(config, chosen, params, target, None)
-            decoder = dataclasses.replace(decoder, **found._asdict())
-            if given.get("lookahead", "auto") == "auto":
-                given["lookahead"] = choice.estimated(params, batch_size, None, target)
+        decoder = model_lib.resolved(decoder, params, target, is_attached)
+        if not is_attached and given.get("lookahead", "auto") == "auto":
+            given["lookahead"] = choice.estimated(params, batch_size, None, target)
         asked = request.make(params, [[0]] * batch_size, Options(**given))
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)

@@ -8,24 +8,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import jax
-
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig, check_int
-from jlade.conversion import location
-from jlade.conversion.hf_config import read_config
-from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.costs import choice
 from jlade.costs import memory as memory_lib
 from jlade.costs.estimate import Rates
 from jlade.decoding.state import CHUNKS
+from jlade.inspection import model as model_lib
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop
 from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
-from jlade.models import implementations, kv_rounding, quantization, sharding
+from jlade.models import kv_rounding, quantization, sharding
 from jlade.models.llama import Llama, LlamaParams
 
 
@@ -185,15 +181,7 @@ def inspect(
     """
     check_int("batch_size", batch_size, 1)
     kv_rounding.check(kv_dtype)
-    if isinstance(model, LlamaParams):
-        directory, config = None, model.config
-        if dtype is not None or bits is not None:
-            raise ValueError("dtype and bits are for a directory; parameters have their own")
-    else:
-        directory = location.find(model, argument="model")
-        config = read_config(directory)
-    if check_int("capacity", capacity, 2) > config.max_positions:
-        raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
+    directory, config = model_lib.find(model, dtype, bits, capacity)
     sizes = {} if mesh is None else mesh
     for name, size in sizes.items():
         if name not in mesh_lib.AXES:
@@ -204,19 +192,9 @@ def inspect(
     devices, is_attached = targets.find(device, math.prod(sizes.values()))
     target = devices[0]
     divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
-    if directory is not None:
-        params = param_shapes(
-            config, check_dtype(dtype, "float32", directory, target), bits, mesh_lib.size(divided, *MODEL)
-        )
-    else:
-        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
-    if is_attached:
-        decoder = Llama(config, attention, experts, kv_dtype=kv_dtype).on(params, divided)
-    else:
-        chosen = implementations.Implementations(attention, experts, "auto")
-        found = implementations.resolve_unattached(config, chosen, params, target, divided)
-        axes = MODEL if mesh_lib.size(divided, *MODEL) > 1 else ()
-        decoder = Llama(config, *found, axes=axes, kv_dtype=kv_dtype)
+    params = model_lib.shapes(model, directory, config, dtype, bits, target, divided)
+    decoder = Llama(config, attention, experts, kv_dtype=kv_dtype)
+    decoder = model_lib.resolved(decoder, params, target, is_attached, divided)
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
         lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)
