@@ -77,7 +77,7 @@ class Sources:
       reach: most tokens of a draft, by source.
       best: maps a text to its most probable next tokens.
       rates: initial acceptance rates of each kind: a source and a number.
-      ranks: of the recycled drafts, in their order.
+      widths: how many recycled drafts there are at each depth.
       num_ranks: how many tokens the table has for each token, and for each pair of tokens.
       matches, longest: how many matches are read on, and the length from which on they count as equal.
       others: most tokens that are read after each match but the best one.
@@ -99,7 +99,7 @@ class Sources:
         reach: Mapping[str, int],
         best: Callable[[list[int]], list[int]],
         rates: Mapping[Kind, float],
-        ranks: Sequence[Sequence[int]],
+        widths: Sequence[int],
         num_ranks: int,
         matches: int,
         longest: int,
@@ -116,7 +116,7 @@ class Sources:
         spans: Sequence[int] = (),
         known: Mapping[tuple[int, ...], list[int]] | None = None,
     ):
-        self.size, self.reach, self.best, self.ranks, self.num_ranks = size, reach, best, ranks, num_ranks
+        self.size, self.reach, self.best, self.widths, self.num_ranks = size, reach, best, widths, num_ranks
         self.matches, self.longest, self.others = matches, longest, others
         self.slots, self.memory = slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
@@ -131,12 +131,17 @@ class Sources:
     def tree(self, text: list[int], ngrams: list[tuple[int, ...]]) -> list[Path]:
         """Returns the paths to the tokens of the tree, the cheapest first, of equal ones the first proposed."""
         self.proposals = list(self._propose(text, ngrams))
-        costs: dict[Path, int] = {}
+        cheapest: dict[Path, int] = {}  # costs of their last tokens
         for path, kinds in self.proposals:
-            chances = [self._chance(text, *token) for token in zip(kinds, itertools.count(), path)]
-            cost = sum(int(np.clip(np.round(-256 * np.log2(max(chance, 1e-30))), 1, 4096)) for chance in chances)
-            costs[path] = min(costs.get(path, cost), cost)
+            cost = self._cost(text, kinds[-1], path)
+            cheapest[path] = min(cheapest.get(path, cost), cost)
+        costs = {path: sum(cheapest[path[:end]] for end in range(1, len(path) + 1)) for path in cheapest}
         return sorted(costs, key=lambda path: costs[path])[: self.size]
+
+    def _cost(self, text: list[int], kind: Kind, path: Path) -> int:
+        """Returns the cost of the last token of a path."""
+        chance = self._chance(text, kind, len(path) - 1, path[-1])
+        return int(np.clip(np.round(-256 * np.log2(max(chance, 1e-30))), 1, 4096))
 
     def _chance(self, text: list[int], kind: Kind, place: int, token: int) -> np.float32:
         """Returns the probability that the model draws a token at a place after the text."""
@@ -147,7 +152,7 @@ class Sources:
         return np.exp(-(1 - rate) / rate * np.exp(-np.float32(self.noise(len(text) + place, token))))
 
     def _after(self, text: list[int], path: list[int], place: int) -> list[tuple[int, Kind]]:
-        """Returns the recycled tokens after a path and their kinds, the most probable draws first."""
+        """Returns the recycled tokens after a path and their kinds."""
         pair, last = tuple(path[-2:]) if len(path) > 1 else (END, END), (path[-1],)
         first = 1 if pair in self.table else 3 if pair in self.known else 0
         tokens = [
@@ -162,7 +167,20 @@ class Sources:
         if place == 0:
             runners_up = [(token, ("recycled", rank + 2 * self.num_ranks)) for rank, token in enumerate(self.last)]
             after += [(token, kind) for token, kind in runners_up if token != text[-1]]
-        return sorted(after, key=lambda each: -self._chance(text, each[1], place, each[0]))
+        return after
+
+    def _layers(self, text: list[int]) -> Iterator[tuple[Path, list[Kind]]]:
+        """Yields the recycled drafts by their depths, the most promising after those of the depth before."""
+        layer: list[tuple[int, Path, list[Kind]]] = [(0, (), [])]
+        for place, width in enumerate(self.widths):
+            longer = [
+                (cost + self._cost(text, kind, (*path, token)), (*path, token), [*kinds, kind])
+                for cost, path, kinds in layer
+                for token, kind in self._after(text, [*text[-2:], *path], place)
+            ]
+            layer = sorted(longer, key=lambda each: each[0])[:width]
+            yield from ((path, kinds) for _, path, kinds in layer)
+            layer = [each for i, each in enumerate(layer) if each[1] not in [path for _, path, _ in layer[:i]]]
 
     def _propose(self, text: list[int], ngrams: list[tuple[int, ...]]) -> Iterator[tuple[Path, list[Kind]]]:
         if self.prediction:
@@ -194,16 +212,7 @@ class Sources:
                     for end in range(1, len(span) + 1):
                         yield tuple(span[:end]), kinds[:end]
         if "recycled" in self.reach:
-            for ranks in self.ranks:
-                path, kinds = text[-2:], []
-                for place, rank in enumerate(ranks):
-                    after = self._after(text, path, place)
-                    if rank >= len(after):
-                        break
-                    path.append(after[rank][0])
-                    kinds.append(after[rank][1])
-                else:
-                    yield tuple(path[-len(ranks) :]), kinds
+            yield from self._layers(text)
         if "chain" in self.reach:
             most = max(number for name, number in self.record if name == "chain")
             for end in range(1, len(self.chain) + 1):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jlade.config import LookaheadConfig
 from jlade.drafts.source import Prompt, Source, Step, Text
-from jlade.drafts.tree import NONE, Tree, TreeShape
+from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 KINDS = 8  # places in the chain with acceptance rates of their own; later ones share the last rate
@@ -48,8 +48,9 @@ class Chain(Source):
     def start(self, state: jax.Array, prompt: Prompt) -> jax.Array:
         return first_guesses(prompt.tokens, prompt.length, prompt.length + jnp.arange(self.length, dtype=jnp.int32))
 
-    def propose(self, state: jax.Array, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return state, jnp.asarray(np.minimum(np.arange(self.length, dtype=np.int32), KINDS - 1))
+    def propose(self, state: jax.Array, text: Text, rates: jax.Array) -> Proposals:
+        kinds = jnp.asarray(np.minimum(np.arange(self.length, dtype=np.int32), KINDS - 1))
+        return Proposals.of(self.shape, state, kinds)
 
     def learn(self, state: jax.Array, step: Step) -> jax.Array:
         # An iteration, for the m + 1 positions after the text before the step.

@@ -10,6 +10,7 @@ import numpy as np
 from jlade.drafts import index, suffix
 from jlade.drafts.source import Text
 from jlade.drafts.suffix import Suffix
+from jlade.drafts.tree import Proposals
 
 RATES = 0.6 * suffix.RATES  # initial ones, assumed
 
@@ -24,9 +25,9 @@ class Corpus(Suffix):
     def rates(self) -> np.ndarray:
         return RATES
 
-    def propose(self, state: Any, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def propose(self, state: Any, text: Text, rates: jax.Array) -> Proposals:
         assert text.corpus is not None
         tokens, last = text.corpus.tokens, suffix.last(text.tokens, text.length)
         places = index.candidates(text.corpus, last)
         found = suffix.best(places, suffix.before(tokens, places, last), len(tokens), suffix.MATCHES)
-        return suffix.chains(tokens, jnp.int32(len(tokens)), *found, self.reach)
+        return Proposals.of(self.shape, *suffix.chains(tokens, jnp.int32(len(tokens)), *found, self.reach))

@@ -14,7 +14,7 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.drafts import recycled, suffix
 from jlade.drafts.source import Source, Text
-from jlade.drafts.tree import NONE, TreeShape
+from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 CERTAIN, AFTER_PAIR, AFTER_TOKEN, LIKELY = range(4)
@@ -41,11 +41,12 @@ class Grammar(Source):
     def rates(self) -> np.ndarray:
         return RATES
 
-    def propose(self, state: None, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def propose(self, state: None, text: Text, rates: jax.Array) -> Proposals:
         if text.guide is None:
-            return jnp.full(2 * self.length, NONE, jnp.int32), jnp.zeros(2 * self.length, jnp.int32)
-        tokens, kinds = _chains(text, self.length)
-        return tokens.reshape(-1), kinds.reshape(-1)
+            tokens, kinds = jnp.full(2 * self.length, NONE, jnp.int32), jnp.zeros(2 * self.length, jnp.int32)
+        else:
+            tokens, kinds = (array.reshape(-1) for array in _chains(text, self.length))
+        return Proposals.of(self.shape, tokens, kinds)
 
 
 def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:

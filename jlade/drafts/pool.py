@@ -17,7 +17,7 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.drafts.source import Prompt, Source, Step, Text
-from jlade.drafts.tree import NONE, TreeShape
+from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 SLOTS = 8  # slots with acceptance rates of their own; later ones share the last rate
@@ -65,10 +65,11 @@ class Pool(Source):
 
         return jax.lax.while_loop(lambda carry: carry[0] < prompt.longest, insert_chunk, (jnp.int32(0), state))[1]
 
-    def propose(self, state: "NGramPool", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def propose(self, state: "NGramPool", text: Text, rates: jax.Array) -> Proposals:
         ngrams = lookup(state, text.tokens[text.length - 1], self.guess_set_size)
         slots = np.minimum(np.arange(self.guess_set_size, dtype=np.int32), SLOTS - 1)
-        return ngrams.reshape(-1), jnp.asarray(np.repeat(slots, self.ngram_size - 1))
+        kinds = jnp.asarray(np.repeat(slots, self.ngram_size - 1))
+        return Proposals.of(self.shape, ngrams.reshape(-1), kinds)
 
     def learn(self, state: "NGramPool", step: Step) -> "NGramPool":
         ngrams, valid = step.ngrams

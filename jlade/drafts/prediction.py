@@ -18,7 +18,7 @@ from jlade.config import LookaheadConfig
 from jlade.drafts import suffix
 from jlade.drafts.source import Source, Step, Text
 from jlade.drafts.suffix import LONGEST
-from jlade.drafts.tree import NONE, TreeShape
+from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 PLACES = 2  # places from which the prediction is read, the best first
@@ -77,14 +77,14 @@ class Prediction(Source):
         nothing: Reading = jax.tree.map(jnp.asarray, Reading.begin(np.full(1, NONE, np.int32)))
         return nothing
 
-    def propose(self, state: Reading, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def propose(self, state: Reading, text: Text, rates: jax.Array) -> Proposals:
         tokens, kinds = [], []
         for i, length in enumerate(self._lengths):
             offset = jnp.arange(length, dtype=jnp.int32)
             following = state.text.at[state.places[i] + offset].get(mode="fill", fill_value=NONE)
             tokens.append(jnp.where(state.matched[i] > 0, following, NONE))
             kinds.append((jnp.clip(state.matched[i] + offset, 1, LONGEST) - 1) * PLACES + i)
-        return jnp.concatenate(tokens), jnp.concatenate(kinds)
+        return Proposals.of(self.shape, jnp.concatenate(tokens), jnp.concatenate(kinds))
 
     def learn(self, state: Reading, step: Step) -> Reading:
         num_accepted = step.length - step.before

@@ -59,14 +59,15 @@ def update(record: Record, proposals: Proposals, tokens: jax.Array, num_accepted
       tokens: [A] int32, the tokens after the current one.
       num_accepted: [] int32, how many of these were accepted; 0 leaves the record as it is.
     """
-    depths, lineage = proposals.shape.depths, proposals.shape.lineage
-    within = jnp.asarray(depths) <= jnp.minimum(num_accepted, len(tokens))
-    agrees = proposals.tokens == tokens.at[depths - 1].get(mode="clip")
-    earlier = np.where(lineage == np.arange(len(depths))[:, None], len(depths), lineage)
-    reached = jnp.all(agrees.at[earlier].get(mode="fill", fill_value=True), axis=1)
-    is_tried = within & reached & (proposals.tokens != NONE)
+    lineage, depths = proposals.lineage, proposals.depths
+    place = jnp.arange(lineage.shape[1], dtype=jnp.int32)[None, :]
+    along = proposals.tokens.at[lineage].get(mode="fill", fill_value=NONE)
+    agrees = along == tokens.at[place].get(mode="fill", fill_value=NONE)
+    reached = jnp.all(agrees | (place >= depths[:, None] - 1), axis=1)
+    is_accepted = jnp.all(agrees | (place >= depths[:, None]), axis=1)
+    is_tried = (depths <= jnp.minimum(num_accepted, len(tokens))) & reached & (proposals.tokens != NONE)
     kinds = proposals.kinds[:, None] == jnp.arange(len(record.tried), dtype=jnp.int32)[None, :]
     tried = record.tried + jnp.sum(kinds & is_tried[:, None], axis=0).astype(jnp.float32)
-    accepted = record.accepted + jnp.sum(kinds & (is_tried & agrees)[:, None], axis=0).astype(jnp.float32)
+    accepted = record.accepted + jnp.sum(kinds & (is_tried & is_accepted)[:, None], axis=0).astype(jnp.float32)
     kept = jnp.minimum(1.0, MEMORY / tried)
     return Record(accepted * kept, tried * kept)

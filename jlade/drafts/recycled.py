@@ -12,8 +12,7 @@ The row that chose the current token also tells of the token after it: its runne
 
 import dataclasses
 import functools
-import heapq
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import flax.struct
 import jax
@@ -26,14 +25,14 @@ from jlade.drafts import record as record_lib
 from jlade.drafts import suffix
 from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import RANKS, Guide, Passage, Source, Step, Text
-from jlade.drafts.tree import NONE, Tree, TreeShape
+from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
 from jlade.vocabulary import VocabularyShard
 
-SPARE = 2.5  # proposals relative to the tokens of the tree: those that other sources propose too make room
+SHARES = (0.36, 0.3, 0.24, 0.18, 0.13, 0.1, 0.07)  # drafts of each depth from the second on, relative to the tree's
+LEAST = 2  # of a depth
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
-# Acceptance rates by rank in the table: of all proposals, after unknown pairs, and after known ones. Measured with
-# SmolLM2, but for those of a prior, which are assumed: with the rates of texts, 0.28 at first, it accepts fewer tokens.
-RATES = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
+# Acceptance rates by rank in the table: after unknown pairs and after known ones. Measured with SmolLM2, but for those
+# of a prior, which are assumed: with the rates of texts, 0.28 at first, it accepts fewer tokens.
 RATES_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
 RATES_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
 RATES_AFTER_PRIOR_PAIRS = (0.5, 0.12, 0.07, 0.05, 0.035, 0.025, 0.018, 0.015)
@@ -51,17 +50,13 @@ class Recycled(Source):
 
     about = "most probable tokens when last seen"
     vocab_size: int
-    size: int  # proposals
+    size: int  # of the tree
     depth: int  # most tokens of a draft
 
     @classmethod
     def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        size = max(RANKS, round(SPARE * lookahead.num_drafted))
-        return cls(vocabulary.size, size, lookahead.reach["recycled"])
-
-    @property
-    def shape(self) -> TreeShape:
-        return template(self.size, self.depth).shape
+        size = lookahead.num_drafted
+        return cls(vocabulary.size, size, min(lookahead.reach["recycled"], size))
 
     @property
     def rates(self) -> np.ndarray:
@@ -79,9 +74,9 @@ class Recycled(Source):
         place = jnp.arange(len(pairs), dtype=jnp.int32)
         return update(state, pairs, passage.best, jnp.where(place < passage.length, place, -1))
 
-    def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> Proposals:
         last = suffix.last(text.tokens, text.length)[1::-1]
-        return draft(state, text.prior, last, template(self.size, self.depth), rates, text.noise, text.guide)
+        return draft(state, text.prior, last, widths(self.size, self.depth), rates, text.noise, text.guide)
 
     def learn(self, state: "RecycledLogits", step: Step) -> "RecycledLogits":
         assert step.best is not None
@@ -105,30 +100,13 @@ class RecycledLogits:
     last: jax.Array
 
 
-class Template(NamedTuple):
-    """The shape of the drafts: each takes the token of a rank after its parent."""
-
-    shape: TreeShape
-    ranks: tuple[int, ...]
-
-
 @functools.cache
-def template(size: int, depth: int) -> Template:
-    """Returns the tree of the `size` most promising drafts by `RATES`, up to `depth` tokens deep."""
-    first = sorted(RATES + RATES_OF_RUNNERS_UP, reverse=True)
-    ends: list[tuple[float, tuple[int, ...]]] = [(-rate, (rank,)) for rank, rate in enumerate(first)]  # a heap
-    places: dict[tuple[int, ...], int] = {(): -1}
-    parents: list[int] = []
-    ranks: list[int] = []
-    while ends and len(parents) < size:
-        score, path = heapq.heappop(ends)
-        places[path] = len(parents)
-        parents.append(places[path[:-1]])
-        ranks.append(path[-1])
-        if len(path) < depth:
-            for rank, rate in enumerate(RATES):
-                heapq.heappush(ends, (score * rate, (*path, rank)))
-    return Template(TreeShape(tuple(parents)), tuple(ranks))
+def widths(size: int, depth: int) -> tuple[int, ...]:
+    """Returns the numbers of drafts of each depth, up to `depth` of 1 or more, for a tree of `size`."""
+    found = [2 * RANKS]  # all that follow the text
+    for share in SHARES[: depth - 1]:
+        found.append(min(RANKS * found[-1], max(LEAST, round(share * size))))
+    return tuple(found)
 
 
 def empty(vocab_size: int) -> RecycledLogits:
@@ -179,56 +157,64 @@ def draft(
     table: RecycledLogits,
     prior: PriorTable | None,
     last: jax.Array,
-    template: Template,
+    widths: tuple[int, ...],
     rates: jax.Array,
     noise: jax.Array | None,
     guide: Guide | None,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the drafts of a template, whose ranks are those of the most probable tokens.
+) -> Proposals:
+    """Returns drafts in layers: at each depth the most promising tokens after the drafts of the depth before.
 
     Args:
       table: of a sequence.
       prior: of other texts, None for none.
       last: [2] int32, the last tokens of the text; `NONE` before the first one.
-      template: of Q drafts.
+      widths: the numbers of drafts of each depth, with the sum L.
       rates: [4 k] float32, acceptance rates of the kinds, see the result.
       noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
       guide: tokens that its constraint does not accept are no drafts, and those that are likely by it are; None for
         none.
 
     Returns:
-      Tokens [Q] int32, `NONE` where the tables have none, and their kinds [Q] int32: ranks in a table, plus k after
-      pairs and 3 k after those of the prior, or ranks of runners-up plus 2 k.
+      L proposals, whose kinds are ranks in a table, plus k after pairs and 3 k after those of the prior, or ranks of
+      runners-up plus 2 k.
     """
-    depths, ranks = template.shape.depths, np.array(template.ranks)
-    parents = np.array(template.shape.parents)
-    tokens, kinds = jnp.full(len(ranks), NONE, jnp.int32), jnp.zeros(len(ranks), jnp.int32)
-    pairs = jnp.broadcast_to(last, (len(ranks), 2))  # that each draft follows
-    states: Any = None if guide is None else jnp.broadcast_to(guide.state, len(ranks))  # after these
-    for depth in range(1, depths.max(initial=0) + 1):
-        (at,) = np.nonzero(depths == depth)
-        if depth > 1:
-            before = jnp.stack([pairs[parents[at], 1], tokens[parents[at]]], axis=1)
-            pairs = pairs.at[at].set(before, unique_indices=True)
-        best, first = find(table, prior, pairs[at])
+    total = sum(widths)
+    layers: list[Proposals] = []
+    # Of the drafts of the depth before: the last two tokens, the costs of their paths, their lineage, and the states.
+    pairs, costs, lineage = last[None], jnp.zeros(1, jnp.int32), jnp.full((1, len(widths)), total, jnp.int32)
+    states: Any = None if guide is None else guide.state[None]
+    for depth, width in enumerate(widths):
+        best, first = find(table, prior, pairs)
         kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + first[:, None]
-        if depth == 1:
+        if depth == 0:
             runners_up = jnp.where(table.last == last[1], NONE, table.last)
-            best = jnp.concatenate([best, jnp.broadcast_to(runners_up, best.shape)], axis=1)
-            last_kinds = RUNNERS_UP + jnp.arange(RANKS, dtype=jnp.int32)
-            kind = jnp.concatenate([kind, jnp.broadcast_to(last_kinds, kind.shape)], axis=1)
+            best = jnp.append(best, runners_up[None], axis=1)
+            kind = jnp.append(kind, RUNNERS_UP + jnp.arange(RANKS, dtype=jnp.int32)[None], axis=1)
         if guide is not None:
-            if depth > 1:
-                after = guide.constraint.after(states[parents[at]], jnp.maximum(pairs[at, 1], 0))
-                states = states.at[at].set(jnp.maximum(after, 0), unique_indices=True)
-                states, tokens = jax.lax.optimization_barrier((states, tokens))  # see `constraint.along`
-            best, kind = _guided(best, kind, guide.constraint, states[at])
-        noise_here = noise[depth - 1] if noise is not None and depth <= len(noise) else None
-        best, kind = _by_promise(best, kind, rates, noise_here)
-        chosen = np.arange(len(at)), ranks[at]
-        tokens = tokens.at[at].set(jnp.where(pairs[at, 1] == NONE, NONE, best[chosen]), unique_indices=True)
-        kinds = kinds.at[at].set(kind[chosen], unique_indices=True)
-    return tokens, kinds
+            best, kind = _guided(best, kind, guide.constraint, states)
+        chances = rates[kind]
+        if noise is not None and depth < len(noise):
+            chances = record_lib.given_noise(chances, noise[depth][jnp.maximum(best, 0)])
+        is_missing = (best == NONE) | (costs == NEVER)[:, None]
+        ranked = jnp.where(is_missing, NEVER, costs[:, None] + record_lib.cost(chances)).reshape(-1)
+        # In float32, which holds these numbers exactly: programs for CPUs and GPUs sort all integers.
+        negative, chosen = jax.lax.top_k(-ranked.astype(jnp.float32), width)
+        parents, costs = chosen // best.shape[1], -negative.astype(jnp.int32)
+        tokens = jnp.where(costs == NEVER, NONE, best.reshape(-1)[chosen])
+        lineage = lineage[parents].at[:, depth].set(sum(widths[:depth]) + jnp.arange(width, dtype=jnp.int32))
+        layers.append(Proposals(tokens, kind.reshape(-1)[chosen], lineage))
+        if depth == 0:  # of a runner-up that the table has too, the less promising one has no drafts after it
+            is_same = tokens[:, None] == tokens[None, :]
+            costs = jnp.where(jnp.any(jnp.tril(is_same, -1), axis=1), NEVER, costs)
+        if guide is not None:
+            states = jnp.maximum(guide.constraint.after(states[parents], jnp.maximum(tokens, 0)), 0)
+            states, tokens = jax.lax.optimization_barrier((states, tokens))  # see `constraint.along`
+        pairs = jnp.stack([pairs[parents, 1], tokens], axis=1)
+    return Proposals(
+        tokens=jnp.concatenate([layer.tokens for layer in layers]),
+        kinds=jnp.concatenate([layer.kinds for layer in layers]),
+        lineage=jnp.concatenate([layer.lineage for layer in layers]),
+    )
 
 
 def _guided(best: jax.Array, kind: jax.Array, constraint: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -247,17 +233,6 @@ def _guided(best: jax.Array, kind: jax.Array, constraint: Any, states: jax.Array
     # A likely token counts as the first one after a token, and one that is certain as the first one after a pair.
     of_likely = jnp.where(is_certain, RANKS, 0)
     return jnp.append(best, likely[:, None], axis=1), jnp.append(kind, of_likely[:, None], axis=1)
-
-
-def _by_promise(
-    best: jax.Array, kind: jax.Array, rates: jax.Array, noise: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns tokens and their kinds, both [Q, R], the most probable ones first; `noise` [V] is None if unknown."""
-    chance = rates[kind]
-    if noise is not None:
-        chance = record_lib.given_noise(chance, noise[jnp.maximum(best, 0)])
-    order = jnp.argsort(jnp.where(best == NONE, 1.0, -chance), axis=1)  # missing tokens are last, also if all are 0
-    return jnp.take_along_axis(best, order, axis=1), jnp.take_along_axis(kind, order, axis=1)
 
 
 def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.Array) -> RecycledLogits:

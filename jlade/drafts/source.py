@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Tree, TreeShape
+from jlade.drafts.tree import Proposals, Tree
 from jlade.mesh import DATA
 from jlade.vocabulary import VocabularyShard
 
@@ -89,10 +89,6 @@ class Source(Protocol):
         """Returns the source of a setting."""
 
     @property
-    def shape(self) -> TreeShape:
-        """Of L proposals."""
-
-    @property
     def rates(self) -> np.ndarray:
         """[K] initial acceptance rates of the kinds of proposals."""
 
@@ -118,8 +114,8 @@ class Source(Protocol):
         """Returns the state before the first step, given an empty one, one of an earlier call, or one after `read`."""
         return state
 
-    def propose(self, state: State, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the proposed tokens [L] int32, `tree.NONE` where there are none, and their kinds [L] int32.
+    def propose(self, state: State, text: Text, rates: jax.Array) -> Proposals:
+        """Returns L proposals, with kinds of the source's own.
 
         Args:
           state: the source's.

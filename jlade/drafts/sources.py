@@ -4,7 +4,6 @@ A source is a class in a file of its own, both of its name, and an entry of `con
 """
 
 import dataclasses
-import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any, Self
@@ -17,6 +16,7 @@ import numpy as np
 from jlade.config import REACH, LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import tree as tree_lib
+from jlade.drafts.pool import Pool
 from jlade.drafts.record import Record
 from jlade.drafts.source import Passage, Prompt, Source, State, Step, Text
 from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
@@ -69,17 +69,6 @@ class Sources:
             tuple((name, source.of(lookahead, vocabulary)) for name, source in used.items()), lookahead.tree_size
         )
 
-    @functools.cached_property
-    def shape(self) -> TreeShape:
-        """Of the proposals of all sources."""
-        return TreeShape.join([source.shape for _, source in self.sources])
-
-    @functools.cached_property
-    def numbers(self) -> np.ndarray:
-        """[L] int32, the place of each proposal's source in `TABLE`."""
-        lengths = [len(source.shape.parents) for _, source in self.sources]
-        return np.repeat(np.array([list(TABLE).index(name) for name, _ in self.sources], np.int32), lengths)
-
     @property
     def readers(self) -> "Sources":
         """The sources that read prompts, equal for all settings that read alike."""
@@ -103,33 +92,37 @@ class Sources:
         """Returns the states before the first step; see `Source.start`."""
         return {name: source.start(states[name], prompt) for name, source in self.sources}
 
-    def propose(self, states: Mapping[str, State], text: Text, rates: jax.Array) -> Proposals:
-        """Returns the proposals of all sources. The kinds of a source follow those of the sources before it."""
+    def propose(self, states: Mapping[str, State], text: Text, rates: jax.Array) -> tuple[Proposals, np.ndarray]:
+        """Returns L proposals of all sources, and the place of each one's source in `TABLE` [L] int32.
+
+        The kinds of a source follow those of the sources before it.
+        """
         text = text._replace(recycled=states.get("recycled"))
-        tokens, kinds, first = [jnp.zeros(0, jnp.int32)], [jnp.zeros(0, jnp.int32)], 0
+        parts, numbers, first = [], [np.zeros(0, np.int32)], 0
         for name, source in self.sources:
             proposed = source.propose(states[name], text, rates[first : first + len(source.rates)])
-            tokens.append(proposed[0])
-            kinds.append(first + proposed[1])
+            parts.append(dataclasses.replace(proposed, kinds=first + proposed.kinds))
+            numbers.append(np.full(len(proposed.tokens), list(TABLE).index(name), np.int32))
             first += len(source.rates)
-        return Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds), self.shape)
+        return Proposals.join(parts), np.concatenate(numbers)
 
     def draft(self, states: dict[str, State], record: Record | None, text: Text) -> Drafts:
         """Returns the drafts for the step after a text; `record` is None before the first step."""
         if record is None:
             record = record_lib.start(np.concatenate([np.zeros(0), *(source.rates for _, source in self.sources)]))
-        proposals = self.propose(states, text, record.rates)
+        proposals, numbers = self.propose(states, text, record.rates)
         if text.has_drafts is not None:
             tokens = jnp.where(text.has_drafts, proposals.tokens, NONE)
             proposals = dataclasses.replace(proposals, tokens=tokens)
         if self.tree_size is None:
-            return Drafts(Tree(proposals.tokens, self.shape, jnp.asarray(self.numbers), None), None, None, states)
+            shape = TreeShape.join([source.shape for _, source in self.sources if isinstance(source, Pool)])
+            return Drafts(Tree(proposals.tokens, shape, jnp.asarray(numbers), None), None, None, states)
         chances = record.rates[proposals.kinds]
         if text.noise is not None:
-            at = self.shape.depths - 1, jnp.maximum(proposals.tokens, 0)
+            at = proposals.depths - 1, jnp.maximum(proposals.tokens, 0)
             chances = record_lib.given_noise(chances, text.noise.at[at].get(mode="fill", fill_value=jnp.nan))
         size = min(self.tree_size, len(proposals.tokens))
-        tree = tree_lib.merge(proposals.tokens, self.shape, self.numbers, record_lib.cost(chances), size)
+        tree = tree_lib.merge(proposals, numbers, record_lib.cost(chances), size)
         return Drafts(tree, proposals, record, states)
 
     def learn(self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step) -> Drafts:

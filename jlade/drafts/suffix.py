@@ -15,7 +15,7 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.drafts.index import TextIndex, candidates
 from jlade.drafts.source import Source, Text
-from jlade.drafts.tree import NONE, TreeShape
+from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 LONGEST = 8  # tokens of a match; longer ones count as this long
@@ -51,10 +51,10 @@ class Suffix(Source):
     def rates(self) -> np.ndarray:
         return RATES
 
-    def propose(self, state: Any, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def propose(self, state: Any, text: Text, rates: jax.Array) -> Proposals:
         search = find if state is None else functools.partial(find_long, state)
         found = search(text.tokens, text.length, last(text.tokens, text.length), MATCHES)
-        return chains(text.tokens, text.length, *found, self.reach)
+        return Proposals.of(self.shape, *chains(text.tokens, text.length, *found, self.reach))
 
 
 def lengths_of_chains(reach: int) -> list[int]:

@@ -127,36 +127,59 @@ class Proposals:
 
     tokens: jax.Array  # [L] int32, `NONE` where a source has nothing
     kinds: jax.Array  # [L] int32, kinds of the `record.Record`
-    shape: TreeShape
+    lineage: jax.Array  # [L, D] int32, as that of a `TreeShape`
+
+    @property
+    def depths(self) -> jax.Array:
+        """[..., L] int32: places after the current token, from 1."""
+        return jnp.sum(self.lineage < self.tokens.shape[-1], axis=-1, dtype=jnp.int32)
+
+    @classmethod
+    def of(cls, shape: TreeShape, tokens: jax.Array, kinds: jax.Array) -> Self:
+        """Returns proposals of a static form."""
+        return cls(tokens, kinds, jnp.asarray(shape.lineage))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Returns the proposals of several parts, one after the other."""
+        total, first, lineage = sum(len(part.tokens) for part in parts), 0, []
+        longest = max((part.lineage.shape[1] for part in parts), default=0)
+        for part in parts:
+            line = jnp.where(part.lineage < len(part.tokens), first + part.lineage, total)
+            lineage.append(jnp.pad(line, ((0, 0), (0, longest - line.shape[1])), constant_values=total))
+            first += len(part.tokens)
+        none = jnp.zeros(0, jnp.int32)
+        return cls(
+            tokens=jnp.concatenate([none, *(part.tokens for part in parts)]),
+            kinds=jnp.concatenate([none, *(part.kinds for part in parts)]),
+            lineage=jnp.concatenate([jnp.zeros((0, longest), jnp.int32), *lineage]),
+        )
 
 
-def merge(tokens: jax.Array, shape: TreeShape, sources: np.ndarray, costs: jax.Array, size: int) -> Tree:
+def merge(proposals: Proposals, sources: np.ndarray, costs: jax.Array, size: int) -> Tree:
     """Returns the tree of the `size` most promising tokens, which come first. Proposals with equal prefixes share them.
 
-    A proposal costs the sum along its path. A shared token has the lowest cost of its proposals.
+    A shared token has the lowest cost of its proposals, and a path the sum of those along it.
 
     Args:
-      tokens: [L] int32, of the proposals of all sources.
-      shape: of L tokens.
+      proposals: L, of all sources.
       sources: [L] int32, the source of each.
       costs: [L] int32, of each token alone, 1 or more: the less probable it is, the higher.
       size: M, at most L.
     """
-    number = len(shape.parents)
-    lineage, depths = jnp.asarray(shape.lineage), jnp.asarray(shape.depths)
+    tokens, lineage, depths, number = proposals.tokens, proposals.lineage, proposals.depths, len(sources)
     index = jnp.arange(number, dtype=jnp.int32)
     paths = tokens.at[lineage].get(mode="fill", fill_value=0)
     exists = jnp.all(paths >= 0, axis=1)
-    path_cost = jnp.sum(costs.at[lineage].get(mode="fill", fill_value=0), axis=1, dtype=jnp.int32)
-    cost = jnp.where(exists, path_cost, NEVER)
 
     same = jnp.all(paths[:, None] == paths[None, :], axis=-1) & (depths[:, None] == depths[None, :])
     same &= exists[:, None] & exists[None, :]
     first = jnp.min(jnp.where(same, index[None, :], number), axis=1)  # the proposal that stands for all equal ones
-    best = jnp.argmin(jnp.where(same, cost[None, :], NEVER), axis=1).astype(jnp.int32)
+    best = jnp.argmin(jnp.where(same, costs[None, :], NEVER), axis=1).astype(jnp.int32)
+    path_costs = jnp.sum(costs[best].at[lineage].get(mode="fill", fill_value=0), axis=1, dtype=jnp.int32)
 
     # Predecessors cost less than their successors, so they are chosen before them.
-    negative, chosen = jax.lax.top_k(-jnp.where(first == index, cost[best], NEVER), size)
+    negative, chosen = jax.lax.top_k(-jnp.where(exists & (first == index), path_costs, NEVER), size)
     is_drafted = negative > -NEVER
     before = first.at[lineage[chosen]].get(mode="fill", fill_value=number)  # [M, D]
     mask = jnp.any(before[:, :, None] == chosen[None, None, :], axis=1) & is_drafted[:, None]

@@ -71,21 +71,15 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicte
     with_corpus = dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
     of_setting = sources.Sources.of(with_corpus, VocabularyShard(13))
     recycled = dict(of_setting.sources).get("recycled")
-    template = recycling.template(recycled.size, recycled.depth) if recycled else None
-    used = of_setting if corpus else sources.Sources.of(lookahead, VocabularyShard(13))
-    size = min(lookahead.tree_size, len(used.shape.parents))
-    ranks: list[list[int]] = []
-    for parent, rank in zip(template.shape.parents, template.ranks, strict=True) if template else ():
-        ranks.append([*(ranks[parent] if parent >= 0 else []), rank])
     rates = {
         (name, kind): rate for name, source in of_setting.sources for kind, rate in enumerate(source.rates.tolist())
     }
     return reference.Sources(
-        size,
+        lookahead.tree_size,
         lookahead.reach,
         lambda text: np.argsort(-logits_of(seed)(text), kind="stable")[: recycling.RANKS].tolist(),
         rates,
-        ranks,
+        recycling.widths(recycled.size, recycled.depth) if recycled else (),
         recycling.RANKS,
         suffix.MATCHES,
         suffix.LONGEST,

@@ -76,7 +76,8 @@ def test_chains_follow_the_grammar_and_the_recycled_logits(seed):
         state, at = constraint.advance(state, token), table.advance(at, token)
     source = Grammar(6)
     shown = Text(jnp.asarray(begin, jnp.int32), jnp.int32(len(begin)), None, None, guide(constraint, state), known)
-    tokens, kinds = source.propose(None, shown, jnp.asarray(source.rates))
+    proposals = source.propose(None, shown, jnp.asarray(source.rates))
+    tokens, kinds = proposals.tokens, proposals.kinds
     for chain in range(2):
         here, last, expected = at, begin[-1], []
         for place in range(6):
@@ -107,8 +108,8 @@ def test_pairs_that_are_known_come_before_tokens():
     )
     state = constraint.advance(constraint.first, a)
     shown = Text(jnp.array([x, a], jnp.int32), jnp.int32(2), None, None, guide(constraint, state), known)
-    tokens, kinds = Grammar(2).propose(None, shown, jnp.zeros(4))
-    assert (tokens[0], kinds[0]) == (c, AFTER_PAIR)
+    proposals = Grammar(2).propose(None, shown, jnp.zeros(4))
+    assert (proposals.tokens[0], proposals.kinds[0]) == (c, AFTER_PAIR)
 
 
 def test_recycled_logits_are_those_that_the_grammar_accepts():
@@ -120,15 +121,17 @@ def test_recycled_logits_are_those_that_the_grammar_accepts():
     known = recycled.empty(VOCAB_SIZE).replace(after_token=jnp.asarray(best, jnp.int32))
     source = recycled.Recycled(VOCAB_SIZE, 40, 4)
     shown = Text(jnp.array([g], jnp.int32), jnp.int32(1), None, None, guide(constraint, constraint.first), known)
-    tokens, _ = source.propose(known, shown, jnp.asarray(source.rates))
-    states, accepted = {-1: 0}, 0
-    for place, (token, parent) in enumerate(zip(tokens.tolist(), source.shape.parents, strict=True)):
-        states[place] = -1 if token == NONE or states[parent] < 0 else table.advance(states[parent], token)
-        assert token == NONE or states[place] >= 0
-        accepted += token != NONE
-    assert accepted > recycled.RANKS
+    proposals = source.propose(known, shown, jnp.asarray(source.rates))
+    tokens, lineage = np.asarray(proposals.tokens), np.asarray(proposals.lineage)
+    drafted = np.flatnonzero(tokens != NONE)
+    for line in lineage[drafted]:
+        state = 0
+        for token in tokens[line[line < len(tokens)]]:
+            state = table.advance(state, int(token))
+            assert state >= 0
+    assert len(drafted) > recycled.RANKS
 
 
 def test_without_a_grammar_there_are_no_drafts():
-    tokens, _ = Grammar(3).propose(None, Text(jnp.zeros(4, jnp.int32), jnp.int32(2), None, None), jnp.zeros(4))
-    assert (tokens == NONE).all()
+    text = Text(jnp.zeros(4, jnp.int32), jnp.int32(2), None, None)
+    assert (Grammar(3).propose(None, text, jnp.zeros(4)).tokens == NONE).all()

@@ -1,6 +1,7 @@
 """The sources of drafts, each against its definition in plain Python."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -51,16 +52,12 @@ def test_the_longest_matches_are_found_and_read_on(text, number):
         assert span == rest + [NONE] * (5 - len(rest))
 
 
-def test_a_template_narrows_with_rank_and_depth():
-    template = recycling.template(40, 3)
-    assert len(set(zip(template.shape.parents, template.ranks, strict=True))) == 40
-    first = sorted(recycling.RATES + recycling.RATES_OF_RUNNERS_UP, reverse=True)
-    rates: list[float] = []
-    for parent, rank in zip(template.shape.parents, template.ranks, strict=True):
-        rates.append(recycling.RATES[rank] * rates[parent] if parent >= 0 else first[rank])
-    np.testing.assert_allclose(rates, sorted(rates, reverse=True))
-    assert template.shape.depths.max() == 3
-    assert recycling.template(5, 1).ranks == (0, 1, 2, 3, 4)
+@pytest.mark.parametrize("size", [1, 3, 119])
+def test_layers_hold_more_than_the_tree(size):
+    widths = recycling.widths(size, 4)
+    assert len(widths) == 4
+    assert sum(widths) >= size
+    assert all(width <= recycling.RANKS * before for before, width in itertools.pairwise(widths))
 
 
 @pytest.mark.parametrize("text", [(0, 1), slow((2, 1)), slow((1, 6))])
@@ -80,24 +77,29 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
     after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
 
     rates = np.concatenate([np.full(2 * recycling.RANKS, 0.5), np.linspace(0.9, 0.1, recycling.RANKS)])
-    template = recycling.template(40, 3)
-    draft = jax.jit(lambda table, *arrays: recycling.draft(table, None, arrays[0], template, arrays[1], None, None))
-    drafted, kinds = (x.tolist() for x in draft(table, np.array(text), rates.astype(np.float32)))
-    lines: list[tuple[int, ...]] = []
-    for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
-        line = text if parent < 0 else lines[parent]
-        known, pair = after.get(line[-2:], after.get(line[-1:], [])), recycling.RANKS * (line[-2:] in after)
-        options = [(rates[kind := i + pair], token, kind) for i, token in enumerate(known)]
-        if parent < 0:
-            kinds_of_last = [2 * recycling.RANKS + after[3, 5].index(token) for token in runners_up]
-            options += [(rates[kind], token, kind) for token, kind in zip(runners_up, kinds_of_last, strict=True)]
-        options.sort(key=lambda option: -option[0])
-        expected = options[rank][1:] if rank < len(options) else (NONE, None)
-        assert drafted[place] == expected[0]
-        assert expected[1] in (kinds[place], None)
-        lines.append((*line, drafted[place]))
-    assert drafted.count(NONE) > 1
-    assert any(kind >= 2 * recycling.RANKS for kind in kinds)
+    widths = (16, 6, 9)
+    draft = jax.jit(lambda table, *arrays: recycling.draft(table, None, arrays[0], widths, arrays[1], None, None))
+    found = draft(table, np.array(text), rates.astype(np.float32))
+    costs = record.cost(jnp.asarray(rates, jnp.float32)).tolist()
+    layer: list[tuple[int, tuple[int, ...], int]] = [(0, (), 0)]  # costs, tokens, kinds
+    expected: list[tuple[tuple[int, ...], int]] = []
+    for width in widths:
+        longer = []
+        for cost, path, _ in layer:
+            line = (*text, *path)
+            pair = recycling.RANKS * (line[-2:] in after)
+            options = [(token, i + pair) for i, token in enumerate(after.get(line[-2:], after.get(line[-1:], [])))]
+            if not path:
+                options += [(token, 2 * recycling.RANKS + after[3, 5].index(token)) for token in runners_up]
+            longer += [(cost + costs[kind], (*path, token), kind) for token, kind in options]
+        layer = sorted(longer, key=lambda option: option[0])[:width]
+        expected += [(path, kind) for _, path, kind in layer]
+        layer = list({path: (cost, path, kind) for cost, path, kind in reversed(layer)}.values())[::-1]
+    tokens = np.append(found.tokens, NONE)
+    paths = [tuple(token for token in tokens[line].tolist() if token != NONE) for line in found.lineage]
+    drafted = np.flatnonzero(found.tokens != NONE).tolist()
+    assert [(paths[place], int(found.kinds[place])) for place in drafted] == expected
+    assert len(expected) < sum(widths)
 
 
 # Two pairs of the same place.
@@ -164,7 +166,8 @@ def test_the_highest_logits_are_found(size):
 
 
 def test_the_record_counts_proposals_whose_predecessors_were_accepted():
-    proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), TreeShape((-1, 0, 1, -1, 3)))
+    shape = TreeShape((-1, 0, 1, -1, 3))
+    proposals = Proposals.of(shape, jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]))
     before = record.start(np.array([0.5, 0.5, 0.5]))
     count = jax.jit(lambda number: record.update(before, proposals, jnp.array([1, 9, 7]), number))
     after = count(np.int32(2))
@@ -177,7 +180,7 @@ def test_the_record_counts_proposals_whose_predecessors_were_accepted():
 
 
 def test_the_record_forgets():
-    proposals = Proposals(jnp.array([1]), jnp.array([0]), TreeShape((-1,)))
+    proposals = Proposals.of(TreeShape((-1,)), jnp.array([1]), jnp.array([0]))
     update = jax.jit(lambda state, token: record.update(state, proposals, token[None], jnp.int32(1)))
     state = record.start(np.array([0.5]))
     for token in [1] * 300 + [2] * 200:
@@ -217,9 +220,12 @@ def test_sources_propose_in_their_shapes_and_kinds(lookahead):
 
     states, drafts, proposed = run()
     for name, source in sources.sources:
-        tokens, kinds = proposed[name]
-        assert tokens.shape == kinds.shape == (len(source.shape.parents),)
-        assert tokens.dtype == kinds.dtype == jnp.int32
+        tokens, kinds, lineage = (getattr(proposed[name], field) for field in ("tokens", "kinds", "lineage"))
+        assert tokens.dtype == kinds.dtype == lineage.dtype == jnp.int32
+        assert len(tokens) == len(kinds) == len(lineage) > 0
+        np.testing.assert_array_equal(
+            lineage[np.arange(len(tokens)), proposed[name].depths - 1], np.arange(len(tokens))
+        )
         assert 0 <= kinds.min() <= kinds.max() < len(source.rates)
         assert jax.tree.structure(states[name]) == jax.tree.structure(source.empty())
     assert len(drafts.tree.tokens) == lookahead.num_drafted
@@ -251,7 +257,7 @@ def test_wrong_settings_are_refused(arguments, error, message):
 @pytest.mark.parametrize("name", REACH)
 def test_a_source_needs_no_other(name):
     lookahead = LookaheadConfig(window_size=0, ngram_size=3, guess_set_size=2, tree_size=9, sources=(name,))
-    assert Sources.of(lookahead, VocabularyShard(13)).shape.parents
+    assert [each for each, _ in Sources.of(lookahead, VocabularyShard(13)).sources] == [name]
 
 
 def test_sizes_of_a_setting_with_a_tree():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.drafts import tree as tree_lib
-from jlade.drafts.tree import NONE, Tree, TreeShape
+from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.lookahead import block as blocks
 from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
@@ -32,7 +32,8 @@ def paths_of(tokens):
 
 @jax.jit
 def merged(tokens, costs):
-    return tree_lib.merge(tokens, SHAPE, np.arange(len(PARENTS), dtype=np.int32), costs, SIZE)
+    proposals = Proposals.of(SHAPE, tokens, jnp.zeros_like(tokens))
+    return tree_lib.merge(proposals, np.arange(len(PARENTS), dtype=np.int32), costs, SIZE)
 
 
 def merge(tokens, costs):
@@ -69,19 +70,18 @@ drawn = st.tuples(
 @given(drawn)
 def test_the_cheapest_paths_are_kept_and_equal_ones_are_one(case):
     tokens, costs = case
-    cheapest: dict[tuple[int, ...], int] = {}
-    along: list[int] = []
-    for path, parent, cost in zip(paths_of(tokens), PARENTS, costs, strict=True):
-        along.append(cost + (along[parent] if parent >= 0 else 0))
+    of_token: dict[tuple[int, ...], int] = {}
+    for path, cost in zip(paths_of(tokens), costs, strict=True):
         if path is not None:
-            cheapest[path] = min(cheapest.get(path, along[-1]), along[-1])
+            of_token[path] = min(of_token.get(path, cost), cost)
+    cheapest = {path: sum(of_token[path[:end]] for end in range(1, len(path) + 1)) for path in of_token}
     expected = sorted(cheapest, key=cheapest.__getitem__)[:SIZE]
     tree = merge(tokens, costs)
     assert paths_in(tree) == expected
     assert tree.costs[: len(expected)].tolist() == [cheapest[path] for path in expected]
     for path, source in zip(expected, tree.sources.tolist(), strict=False):
         assert paths_of(tokens)[source] == path
-        assert along[source] == cheapest[path]
+        assert costs[source] == of_token[path]
     assert paths_in(tree.first(4)) == expected[:4]
 
 
