@@ -18,7 +18,7 @@ REACH: dict[str, Callable[["LookaheadConfig"], int]] = {
     "pool": lambda setting: setting.ngram_size - 1 if setting.guess_set_size else 0,
     "suffix": lambda setting: 24,
     "corpus": lambda setting: 24,
-    "recycled": lambda setting: 6,
+    "recycled": lambda setting: 8,
     "chain": lambda setting: setting.tree_size or 0,
     "grammar": lambda setting: 16,
 }

@@ -2,7 +2,7 @@
 
 Every token of a block yields logits, also those of rejected drafts. The table keeps the best tokens of each row, by the
 token that the row read, and by the last two tokens (arXiv 2604.02047), which say more. Drafts follow the table from the
-current token on, in a tree that narrows with rank and depth.
+current token on, in layers: of all tokens after the drafts of one depth, the most promising ones are the next layer.
 
 A prior of other texts (`jlade.drafts.prior`) has the tokens after what the table does not know.
 

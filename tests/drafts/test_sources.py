@@ -263,5 +263,5 @@ def test_a_source_needs_no_other(name):
 def test_sizes_of_a_setting_with_a_tree():
     setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, sources=("recycled", "pool"))
     assert setting.sources == ("pool", "recycled"), "in the order of REACH"
-    assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 7)
-    assert setting.reach == {"pool": 4, "recycled": 6}
+    assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 9)
+    assert setting.reach == {"pool": 4, "recycled": 8}

@@ -109,9 +109,16 @@ FAULTS = (
     Fault(
         "a draft of several sources has the cost of the first one",
         "jlade/drafts/tree.py",
-        "jnp.where(first == index, cost[best], NEVER), size)",
-        "jnp.where(first == index, cost, NEVER), size)",
+        "jnp.sum(costs[best].at[lineage]",
+        "jnp.sum(costs.at[lineage]",
         ("tests/drafts/test_tree.py::test_the_cheapest_paths_are_kept_and_equal_ones_are_one",),
+    ),
+    Fault(
+        "a layer of recycled drafts forgets the odds of the one before",
+        "jlade/drafts/recycled.py",
+        "costs[:, None] + record_lib.cost(chances)",
+        "record_lib.cost(chances)",
+        ("tests/drafts/test_sources.py::test_drafts_follow_the_table_and_begin_with_runners_up_too",),
     ),
     Fault(
         "a recycled row of an earlier token overwrites that of a later one",
