@@ -76,7 +76,7 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
     runners_up = [token for token in after[3, 5] if token != text[-1]]  # of the last row
     after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
 
-    rates = np.concatenate([np.full(2 * recycling.RANKS, 0.5), np.linspace(0.9, 0.1, recycling.RANKS)])
+    rates = np.concatenate([np.linspace(most, 0.1, recycling.RANKS) for most in (0.5, 0.8, 0.9)])
     widths = (16, 6, 9)
     draft = jax.jit(lambda table, *arrays: recycling.draft(table, None, arrays[0], widths, arrays[1], None, None))
     found = draft(table, np.array(text), rates.astype(np.float32))
