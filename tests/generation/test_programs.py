@@ -217,7 +217,7 @@ def test_a_program_that_is_none_is_refused(copied):
     (copied / programs.MANIFEST).write_text(json.dumps(manifest))
     with told() as messages:
         assert texts(programs=copied) == texts()
-    assert len(messages) == 3  # reading, the first step's drafts, and steps
+    assert len(set(messages)) == len(messages) > 1
     assert all("cannot be loaded, so the program compiles as usual" in message for message in messages)
 
 
