@@ -103,7 +103,8 @@ def _of_engine(options: argparse.Namespace) -> Keywords:
     if options.engine == "serve":
         return given | {"corpus": limits.corpus(options)} | limits.read(options).of_engine(lookahead)
     longest = check_int("--length", options.length, 2)
-    return given | size_of_engine(options.batch_size, longest, read_config(options_lib.find(options)).max_positions)
+    batch_size = check_int("--batch-size", options.batch_size, 2)  # one prompt at once is a call
+    return given | size_of_engine(batch_size, longest, read_config(options_lib.find(options)).max_positions)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -1,7 +1,8 @@
-"""Programs that were compiled ahead, in a directory: `jlade.compile` writes them, and calls run them without tracing.
+"""Programs that were compiled ahead, in a directory: calls and engines run them without tracing.
 
-A file holds one program as JAX serializes it: machine code, with a pickle of what JAX needs to call it. Whoever can
-write such a file decides what the process does: a directory of programs is to be trusted like code.
+`jlade.compile` and `jlade.compile_engine` write them. A file holds one program as JAX serializes it: machine code, with
+a pickle of what JAX needs to call it. Whoever can write such a file decides what the process does: a directory of
+programs is to be trusted like code.
 """
 
 import contextlib

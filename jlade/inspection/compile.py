@@ -7,6 +7,7 @@ import os
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from jlade import mesh as mesh_lib
 from jlade.config import check_int
@@ -109,8 +110,11 @@ def compile_engine(
     _check(options, set(inspect.signature(Engine).parameters) - {"params"}, output)
     found = _find(model, device, dtype, bits)
     given = {"tokenizer": found.tokenizer, "decoder": found.decoder(attention, experts, options.get("kv_dtype"))}
-    place = jax.default_device(found.target if found.is_attached else None)
-    with place, Engine(found.params, **(given | options)) as engine:
+    params, place = found.params, jax.default_device(found.target if found.is_attached else None)
+    if not found.is_attached:  # an engine asks its parameters for their device
+        there = SingleDeviceSharding(found.target)
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), params)
+    with place, Engine(params, **(given | options)) as engine:
         made = targets.programs_of(lambda: collections.deque(engine.compile(), maxlen=0), found.target, anew=True)
         programs.save(output, made, found.target, engine_lib.facts_of(engine))
 

@@ -107,6 +107,7 @@ def test_arguments_that_are_refused(directory, tmp_path, refused):
         (["--engine", "generate", "--max-sequences", "2"], "--max-sequences has no effect with --engine generate"),
         (["--engine", "generate", "--top-k", "5"], "--top-k has no effect with --engine generate"),
         (["--engine", "generate", "--length", "1"], "--length must be at least 2"),
+        (["--engine", "generate"], "--batch-size must be at least 2, got 1"),
         (["--engine", "serve", "--max-sequences", "0"], "max_sequences must be"),
     ):
         assert message in refused(["compile", "--output", directory, *options])

@@ -1,5 +1,6 @@
 """An engine runs programs that were made ahead, or compiles and says why."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -129,7 +130,8 @@ def test_each_difference_is_named_when_the_engine_is_made(named, words):
         changes = {"mesh": jlade.make_mesh(**changes["mesh"])}
     with told() as messages:
         for _ in range(2):
-            made_engine(programs=named[0], **changes).close()
+            with made_engine(programs=named[0], **changes) as engine:
+                assert engine._answered is contextlib.nullcontext, "none of the programs runs"
     (message,) = messages
     assert words in message
 
