@@ -60,7 +60,7 @@ def compile(
       TypeError, ValueError: an argument is out of range, `output` exists, or the device's compiler is not installed.
       RuntimeError: the compiler cannot be used, or a program needs more memory than the device has.
     """
-    _check(options, {field.name for field in dataclasses.fields(Options)}, output)
+    _check("calls", options, {field.name for field in dataclasses.fields(Options)}, output)
     check_int("batch_size", batch_size, 1)
     found = _find(model, device, dtype, bits, capacity)
     given = {"tokenizer": found.tokenizer, "max_new_tokens": capacity - 1} | options
@@ -107,7 +107,7 @@ def compile_engine(
       TypeError, ValueError: an argument is out of range, `output` exists, or the device's compiler is not installed.
       RuntimeError: the compiler cannot be used, or a program needs more memory than the device has.
     """
-    _check(options, set(inspect.signature(Engine).parameters) - {"params"}, output)
+    _check("engines", options, set(inspect.signature(Engine).parameters) - {"params"}, output)
     found = _find(model, device, dtype, bits)
     given = {"tokenizer": found.tokenizer, "decoder": found.decoder(attention, experts, options.get("kv_dtype"))}
     params, place = found.params, jax.default_device(found.target if found.is_attached else None)
@@ -134,11 +134,11 @@ class _Found(NamedTuple):
             return model_lib.resolved(decoder, self.params, self.target, self.is_attached)
 
 
-def _check(options: dict[str, Any], accepted: set[str], output: str | os.PathLike[str]) -> None:
+def _check(users: str, options: dict[str, Any], accepted: set[str], output: str | os.PathLike[str]) -> None:
     """Raises an error for an option that is not accepted, or an output that exists."""
     accepted = accepted - {"decoder", "mesh", "programs"}
     for name in options.keys() - accepted:
-        raise unknown(name, "an option of what is compiled ahead", accepted)
+        raise unknown(name, f"an option of {users} that are compiled ahead", accepted)
     if os.path.lexists(output):
         raise ValueError(f"output must not exist yet, got {os.fspath(output)!r}")
 

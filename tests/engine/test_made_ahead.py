@@ -185,8 +185,8 @@ def test_wrong_arguments(tmp_path, monkeypatch):
         ({"output": tmp_path / "there"}, "output must not exist yet"),
         ({"capacity": 65}, "capacity must be at most 64"),
         ({"max_sequences": 0}, "max_sequences must be"),
-        ({"batch_size": 1}, "batch_size is not an option of what is compiled ahead"),
-        ({"mesh": None}, "mesh is not an option of what is compiled ahead"),
+        ({"batch_size": 1}, "batch_size is not an option of engines that are compiled ahead"),
+        ({"mesh": None}, "mesh is not an option of engines that are compiled ahead"),
         ({"device": "abacus"}, "device must be one of"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
