@@ -2,12 +2,16 @@
 
     python benchmarks/programs.py
     python benchmarks/programs.py --models smollm2 --lookahead tree=7
+    python benchmarks/programs.py --engine 2
 
 Each measurement is a new process that loads the model, in float32, and takes the first piece of `jlade.stream`, at
 `lookahead="auto"` unless a setting is given. The ways take turns. JAX's cache is filled by an earlier process and keeps
 every program, however short it compiles; the programs are those of `jlade.compile`. The times are of the call, and of
 the process from its start, which imports JAX and reads the weights too. The seconds of all processors count what the
 process itself does, whatever runs beside it. Figures are medians.
+
+With --engine it is the first piece of a request to a new engine of so many rows, and the time of the call is also that
+of making the engine. The programs are all of `jlade.compile_engine`.
 """
 
 import json
@@ -45,18 +49,25 @@ lookahead = names.parse(sys.argv[2]) if sys.argv[2] else "auto"
 COMPILE = f"""
 import pathlib, sys, jlade
 {SETTING}
-jlade.compile({{model}}, sys.argv[1], lookahead=lookahead)
+make, options = jlade.compile, {{{{}}}}
+if rows := int(sys.argv[3]):
+    make, options = jlade.compile_engine, {{{{"max_sequences": rows, "capacity": 1024}}}}
+make({{model}}, sys.argv[1], lookahead=lookahead, **options)
 """
 FIRST_TOKEN = f"""
 import collections, json, sys, time
 import jax, jlade
 {SETTING}
-options = {{{{"max_new_tokens": 32, "lookahead": lookahead, "programs": sys.argv[1] or None}}}}
+options, prompt = {{{{"lookahead": lookahead, "programs": sys.argv[1] or None}}}}, "def read_config(path):\\n"
 params, _ = {{load}}
 events = collections.Counter()
 jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.update([event.split("/")[-1]]))
 begin, cpu = time.perf_counter(), time.process_time()
-piece = next(jlade.stream(params, "def read_config(path):\\n", **options))
+if rows := int(sys.argv[3]):
+    engine = jlade.Engine(params, max_sequences=rows, capacity=1024, **options)
+    piece = next(iter(engine.submit(prompt, max_new_tokens=32)))
+else:
+    piece = next(jlade.stream(params, prompt, max_new_tokens=32, **options))
 figures = {{{{"call": time.perf_counter() - begin, "call_cpu": time.process_time() - cpu}}}}
 figures |= {{{{"at": time.time(), "process_cpu": time.process_time(), "tokens": piece.tokens.tolist()}}}}
 figures |= {{{{"traces": events["jaxpr_trace_duration"], "compilations": events["backend_compile_duration"]}}}}
@@ -69,11 +80,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=LOAD, default=["demo"])
     parser.add_argument("--repeat", type=int, default=3, metavar="R", help="processes of each way")
     parser.add_argument("--lookahead", default="", metavar="SETTING", help="like tree=7 (default: auto)")
+    parser.add_argument("--engine", type=int, default=0, metavar="B", help="first token of an engine of B rows")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     for model in options.models:
-        figures[model] = _measure(model, options.lookahead, options.repeat)
-        report.write(options.json, {"lookahead": options.lookahead or "auto", "models": figures})
+        figures[model] = _measure(model, [options.lookahead, str(options.engine)], options.repeat)
+        facts = {"lookahead": options.lookahead or "auto"} | ({"engine": options.engine} if options.engine else {})
+        report.write(options.json, facts | {"models": figures})
         table = Table("way", *TIMES.values(), "traces", "compilations", title=model)
         for way, found in figures[model]["ways"].items():
             counts = found["traces"], found["compilations"]
@@ -81,18 +94,18 @@ def main() -> None:
         Console().print(table)
 
 
-def _measure(model: str, lookahead: str, repeat: int) -> dict[str, Any]:
+def _measure(model: str, given: list[str], repeat: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         programs, cache = Path(scratch) / "programs", Path(scratch) / "cache"
         begin = time.perf_counter()
-        _run(COMPILE.format(model=MODEL[model]), [str(programs), lookahead], scratch)
+        _run(COMPILE.format(model=MODEL[model]), [str(programs), *given], scratch)
         seconds = time.perf_counter() - begin
         first = FIRST_TOKEN.format(load=LOAD[model])
-        _run(first, ["", lookahead], scratch, cache)  # fills it
+        _run(first, ["", *given], scratch, cache)  # fills it
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for _ in range(repeat):
             for way in WAYS:
-                arguments = [str(programs) if way == "programs" else "", lookahead]
+                arguments = [str(programs) if way == "programs" else "", *given]
                 began = time.time()
                 figures = json.loads(_run(first, arguments, scratch, cache if way == "cache" else None))
                 runs[way].append(figures | {"process": figures.pop("at") - began})

@@ -36,7 +36,7 @@ from .generation.prior import Prior, prior
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
 from .generation.tune import tune
-from .inspection.compile import compile
+from .inspection.compile import compile, compile_engine
 from .inspection.inspect import Inspection, inspect
 from .mesh import make_mesh
 from .models.base import Decoder, KVCache
@@ -88,6 +88,7 @@ __all__ = [
     "Tuning",
     "adopt",
     "compile",
+    "compile_engine",
     "constraints",
     "conversion",
     "costs",

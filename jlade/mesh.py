@@ -112,10 +112,11 @@ def default_device() -> jax.Device:
 def devices_of(params: Any) -> list[jax.Device]:
     """Returns the devices that hold a pytree, by their numbers.
 
-    Arrays on no device (NumPy, `jax.ShapeDtypeStruct`, tracers) get JAX's default device.
+    Arrays on no device (NumPy, `jax.ShapeDtypeStruct` without a sharding, tracers) get JAX's default device.
     """
-    arrays = (x for x in jax.tree.leaves(params) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer))
-    devices = next((array.devices() for array in arrays), None) or {default_device()}
+    arrays = (x for x in jax.tree.leaves(params) if not isinstance(x, jax.core.Tracer))
+    places = (getattr(array, "sharding", None) for array in arrays)
+    devices = next((place.device_set for place in places if place is not None), None) or {default_device()}
     return sorted(devices, key=lambda device: device.id)
 
 

@@ -118,7 +118,9 @@ def run_line(words, place, monkeypatch, capsys):
             serve.parser().parse_args(arguments)
         case ["jlade", "inspect", _, "--device", device, *_] if device != "cpu":  # its compiler may not be installed
             inspection.parser().parse_args(words[2:])
-        case ["jlade", "compile", *_] if "--device" in words:
+        case ["jlade", "compile", *_] if {"--device", "--engine"} & set(
+            words
+        ):  # tests/cli/test_compile.py runs engines
             commands.parse(words[1:])
         case ["jlade", *arguments]:
             run_command(arguments, "/help\n/exit\n" if arguments[0] == "chat" else "", place, monkeypatch, capsys)

@@ -888,9 +888,11 @@ def grammar() -> Iterator[str]:
 
 def usage() -> Iterator[str]:
     names = {"nothing": "nothing", "cache": "JAX's persistent cache", "programs": "programs made ahead"}
-    for file, model in (("programs", "demo"), ("programs_smollm2", "smollm2")):
-        found, setting = read(file)["models"][model], read(file).get("lookahead", "auto")
+    for file, model in (("programs", "demo"), ("programs_smollm2", "smollm2"), ("programs_engine", "demo")):
+        facts = read(file)
+        found, setting = facts["models"][model], facts.get("lookahead", "auto")
         model += "" if setting == "auto" else f" at {setting}"
+        model += " in an engine" if "engine" in facts else ""
         for way, name in names.items():
             each = found["ways"][way]
             times = (f"{each[time]:.1f}" for time in ("call_cpu", "process_cpu", "call"))

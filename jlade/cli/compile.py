@@ -3,10 +3,15 @@
 import argparse
 
 import jlade
+from jlade.cli import limits, programs, status
 from jlade.cli import options as options_lib
-from jlade.cli import programs, status
-from jlade.config import CONTROLS
+from jlade.cli.generate import size_of_engine
+from jlade.config import CONTROLS, check_int
+from jlade.conversion.hf_config import read_config
 from jlade.costs.devices import DEVICES
+from jlade.generation.options import Keywords
+
+ENGINES = "serve", "generate"  # of these commands
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,12 +21,14 @@ def parser() -> argparse.ArgumentParser:
         description="Compile the programs that complete prompts, for a device that need not be there, and write them "
         "to a directory. `jlade`, `jlade chat` and jlade.generate load them with --programs or programs=, and then "
         "neither trace nor compile. Weights are not read. The options are those of the calls to come: the same "
-        "controls of sampling, with any values.",
+        "controls of sampling, with any values. With --engine they are all programs of the engine of `jlade serve` or "
+        "`jlade generate`, for any controls.",
         epilog="The programs are for this version of jlade, JAX and the compiler, and for one device of this kind.",
         examples=[
             "jlade compile path/to/model --output programs",
             "jlade compile smollm2 --turns --output chat",
             "jlade compile path/to/model --device v5e --batch-size 4 --temperature 0.7 --output programs",
+            "jlade compile path/to/model --engine serve --max-sequences 16 --capacity 8192 --output server",
         ],
     )
     options_lib.add_model_name(result, as_word=True)
@@ -48,6 +55,11 @@ def parser() -> argparse.ArgumentParser:
         choices=("float32", "bfloat16", "float16"),
         help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
     )
+    result.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="the engine of a command, with the options of a server below, or for --batch-size prompts of --length",
+    )
     result.add_argument("--turns", action="store_true", help="also those of the later turns of a chat")
     options_lib.add_bits(result)
     options_lib.add_kv_dtype(result)
@@ -55,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     options_lib.add_lookahead(result)
     options_lib.add_settings(result, "min_new_tokens", *CONTROLS)
     options_lib.add_grammar(result)
+    limits.add(result.add_argument_group("options of a server, with --engine serve"))
     result.set_defaults(max_new_tokens=None, seed=None)
     return result
 
@@ -62,21 +75,45 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     programs.look_for_no_driver()
-    request = options_lib.request(options) | {"grammar": options_lib.grammar(options)}
-    for name in ("max_new_tokens", "key"):
-        del request[name]
+    _check(options)
+    given = {
+        "dtype": options.dtype,
+        "bits": options.bits,
+        "attention": options.attention or "auto",
+        "experts": options.experts or "auto",
+    }
+    if options.engine is None:
+        request = options_lib.request(options) | {"grammar": options_lib.grammar(options)}
+        for name in ("max_new_tokens", "key"):
+            del request[name]
+        given |= request | {"batch_size": options.batch_size, "capacity": options.length, "turns": options.turns}
+        make = jlade.compile
+    else:
+        given |= _of_engine(options)
+        make = jlade.compile_engine
     with status.show("compiling"):
-        jlade.compile(
-            options_lib.find(options),
-            options.output,
-            options.device,
-            dtype=options.dtype,
-            bits=options.bits,
-            batch_size=options.batch_size,
-            capacity=options.length,
-            attention=options.attention or "auto",
-            experts=options.experts or "auto",
-            turns=options.turns,
-            **request,
-        )
+        make(options_lib.find(options), options.output, options.device, **given)
     print(f"{options.output}: programs for {options.device}")
+
+
+def _of_engine(options: argparse.Namespace) -> Keywords:
+    """Returns the arguments of `jlade.Engine`."""
+    lookahead = options_lib.lookahead(options)
+    given = {"lookahead": lookahead, "prior": options_lib.prior(options), "kv_dtype": options.kv_dtype}
+    if options.engine == "serve":
+        return given | {"corpus": limits.corpus(options)} | limits.read(options).of_engine(lookahead)
+    longest = check_int("--length", options.length, 2)
+    batch_size = check_int("--batch-size", options.batch_size, 2)  # one prompt at once is a call
+    return given | size_of_engine(batch_size, longest, read_config(options_lib.find(options)).max_positions)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises a ValueError that names an option without effect."""
+    size, of_call = {"batch_size", "length"}, {"turns", "min_new_tokens", "stop", "schema", "regex", "ebnf", *CONTROLS}
+    of_server = {*limits.NAMES}
+    default = parser().get_default
+    used = {None: size | of_call, "serve": of_server, "generate": size}
+    for name in sorted((size | of_call | of_server) - used[options.engine]):
+        if getattr(options, name) != default(name):
+            place = "without --engine serve" if options.engine is None else f"with --engine {options.engine}"
+            raise ValueError(f"--{name.replace('_', '-')} has no effect {place}: leave it out")

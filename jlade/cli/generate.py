@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     distributed.add_arguments(result)
     options_lib.add_shared(result, has_batches=True)
     options_lib.add_grammar(result)
+    options_lib.add_programs(result)
     return result
 
 
@@ -137,7 +138,7 @@ def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]
     names = options.files or ["-"]
     of_records = [name.endswith(records.SUFFIX) for name in names]
     request = options_lib.request(options, are_defaults=any(of_records)) | {"logprobs": options.logprobs}
-    request["grammar"] = options_lib.grammar(options)
+    request |= {"grammar": options_lib.grammar(options), "programs": options.programs}
     prompts: list[Prompt | Record] = []
     for name, has_records in zip(names, of_records, strict=True):
         if has_records:
@@ -161,7 +162,9 @@ def _prepare(
     asked = (item.asked for item in items if item.asked is not None)
     request |= {"logprobs": options.logprobs or any(each.options.get("logprobs") for each in asked)}
     groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
-    batch_size = min(options.batch_size, -(-len(items) // groups) * groups)
+    batch_size = options.batch_size
+    if options.programs is None:  # which are for as many prompts
+        batch_size = min(batch_size, -(-len(items) // groups) * groups)
     given = _given(options)
     output = pathlib.Path(options.output) if options.output and distributed.is_first() else None
     num_done = 0 if output is None else _num_done(output, items, given)
@@ -257,15 +260,20 @@ def _stream(job: _Job, item: _Item) -> str | None:
     return reason
 
 
+def size_of_engine(batch_size: int, longest: int, max_positions: int) -> Keywords:
+    """Returns the arguments of the engine for prompts and texts of as many tokens."""
+    return {"max_sequences": batch_size, "capacity": min(round_up(longest, SMALLEST_CAPACITY), max_positions)}
+
+
 def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
     """Completes prompts in the rows of an engine and yields the results, also of those that cannot be completed."""
     valid = [item for item in items if item.error is None]
     options = job.request | records.together([item.options for item in valid])
     del options["constraint"]
-    of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead", "prior", "kv_dtype")}
+    of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead", "prior", "kv_dtype", "programs")}
     longest = max((len(item.ids) + item.options["max_new_tokens"] for item in valid), default=0)
-    capacity = min(round_up(longest, SMALLEST_CAPACITY), job.params.config.max_positions)
-    with jlade.Engine(job.params, max_sequences=job.batch_size, capacity=capacity, **of_engine) as engine:
+    size = size_of_engine(job.batch_size, longest, job.params.config.max_positions)
+    with jlade.Engine(job.params, **size, **of_engine) as engine:
         results = engine.map([item.ids for item in valid], **options) if valid else iter(())
         for item in items:
             out = None if item.error is not None else next(results)
@@ -340,6 +348,18 @@ def _identity(prompt: Prompt | Record, given: Line) -> Line:
 def _given(options: argparse.Namespace) -> Line:
     """Returns the options that decide the texts, if they are not the defaults."""
     defaults = vars(parser().parse_args([]))
-    others = "files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "strict", "distributed"
+    others = {
+        "files",
+        "lines",
+        "output",
+        "skip_invalid",
+        "batch_size",
+        "json",
+        "debug",
+        "mesh",
+        "strict",
+        "distributed",
+        "programs",
+    }
     given = {name: value for name, value in vars(options).items() if value != defaults[name]}
     return {name: value for name, value in given.items() if name not in others}

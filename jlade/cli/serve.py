@@ -1,7 +1,6 @@
 """`jlade serve`: an HTTP server with OpenAI's interface."""
 
 import argparse
-import dataclasses
 import gc
 import importlib.util
 import pathlib
@@ -11,18 +10,17 @@ import time
 from typing import TYPE_CHECKING
 
 import jlade
+from jlade.cli import limits
 from jlade.cli import options as options_lib
 from jlade.config import check_int
 from jlade.mesh import DATA
 from jlade.server import model
-from jlade.server.model import MAX_PREDICTION, MOST_OF_CHAT, MOST_OF_COMPLETION, REMEMBER, Limits
 
 if TYPE_CHECKING:
     from jlade.server.keeping import Keeper
     from jlade.server.lifecycle import Loading
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "transformers", "jinja2")
-LIMITS = Limits()  # by default
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     options_lib.add_model(result, has_batches=True, as_word=True)
     options_lib.add_kv_dtype(result)
     options_lib.add_lookahead(result)
+    options_lib.add_programs(result)
     result.add_argument("--host", default="127.0.0.1", help="address to listen to (default: %(default)s)")
     result.add_argument(
         "--port", type=int, default=8000, help="port to listen to; 0 takes a free one (default: %(default)s)"
@@ -52,63 +51,16 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--name", help="name of the model in the interface (default: the last part of MODEL)")
     result.add_argument("--template", metavar="FILE", help="Jinja chat template (default: the model's own)")
-    result.add_argument(
-        "--max-sequences",
-        type=int,
-        default=LIMITS.max_sequences,
-        metavar="B",
-        help="requests decoded at once (default: %(default)s)",
-    )
-    result.add_argument(
-        "--capacity", type=int, metavar="C", help="most tokens of a prompt and its text (default: up to 4096)"
-    )
+    limits.add(result)
     result.add_argument(
         "--max-waiting",
         type=int,
-        default=LIMITS.max_waiting,
+        default=limits.DEFAULT.max_waiting,
         metavar="N",
         help="requests that may wait (default: %(default)s)",
     )
     result.add_argument(
-        "--cache-tokens",
-        type=int,
-        metavar="N",
-        help="tokens whose keys and values are held at once, of all requests and of what is kept for later ones; with "
-        "fewer, requests wait while there are too few (default: --capacity for each of --max-sequences)",
-    )
-    result.add_argument(
-        "--max-prediction",
-        type=int,
-        metavar="N",
-        help=f"most tokens of a prediction, 0 to ignore predictions (default: {MAX_PREDICTION} with a tree of drafts)",
-    )
-    result.add_argument(
-        "--corpus", metavar="DIR", help="texts in which drafts are searched too, a directory of jlade.save_corpus"
-    )
-    result.add_argument(
-        "--remember",
-        type=int,
-        metavar="BYTES",
-        help="host memory for answers that may be drafts of later requests with the same prompt_cache_key, 0 for none "
-        f"(default: {REMEMBER} with a tree of drafts)",
-    )
-    result.add_argument(
         "--drafts", metavar="DIR", help="keep these answers in files from one run to the next (default: in memory)"
-    )
-    result.add_argument(
-        "--max-grammar",
-        type=int,
-        default=LIMITS.max_grammar,
-        metavar="N",
-        help="most entries of the table of a grammar, each of 4 bytes in every row, 0 to refuse grammars and tools "
-        "(default: %(default)s)",
-    )
-    result.add_argument(
-        "--max-top-logprobs",
-        type=int,
-        metavar="K",
-        help="most alternatives of a token that a request may ask for (default: OpenAI's limits, "
-        f"{MOST_OF_CHAT} in a chat and {MOST_OF_COMPLETION} in a completion)",
     )
     result.add_argument(
         "--warm-up",
@@ -180,8 +132,9 @@ def _start(
         print(f"jlade serve: {doing}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
     def compile_all() -> None:
+        made = "compiled" if options.programs is None else "loaded or compiled"
         for left in parts:
-            say(f"{total - left} of {total} sets of programs are compiled")
+            say(f"{total - left} of {total} sets of programs are {made}")
 
     def serve() -> None:
         gc.freeze()  # what is loaded stays: collections skip it, also the last one, which would take a second
@@ -195,12 +148,13 @@ def _start(
         tokenizer,
         options_lib.find(options),
         _sampling(options),
-        _limits(options),
+        limits.read(options),
         lookahead=options_lib.lookahead(options),
         kv_dtype=options.kv_dtype,
-        corpus=None if options.corpus is None else jlade.load_corpus(options.corpus),
+        corpus=limits.corpus(options),
         prior=options_lib.prior(options),
         template=template,
+        programs=options.programs,
     )
     if options.drafts is not None:
         keepers.append(Keeper(engine, options.drafts))
@@ -227,7 +181,7 @@ def _check(options: argparse.Namespace) -> None:
             f"--max-sequences must be a multiple of {groups}, the size of data in --mesh, got {options.max_sequences}"
         )
     options.batch_size = options.max_sequences
-    if options.drafts is not None and not _limits(options).given(options_lib.lookahead(options)).remember:
+    if options.drafts is not None and not limits.read(options).given(options_lib.lookahead(options)).remember:
         raise ValueError("--drafts needs answers to keep: --remember above 0, and a lookahead with a tree")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to {2**16 - 1}, got {options.port}")
@@ -237,10 +191,6 @@ def _check(options: argparse.Namespace) -> None:
             check_int(f"--{name.replace('_', '-')}", getattr(options, name), 0)
     if not options.timeout > 0:
         raise ValueError(f"--timeout must be above 0, got {options.timeout:g}")
-
-
-def _limits(options: argparse.Namespace) -> Limits:
-    return Limits(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Limits)})
 
 
 def _name(options: argparse.Namespace) -> str:

@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     def run(self) -> Any:
         """Returns the results as if nobody answered the call; it compiles the program if it is new."""
-        return self.jitted(*self.arrays, **self.settings)
+        return _run(self.jitted, self.arrays, self.settings)
 
     def apart(self) -> "Call":
         """Returns the call of a copy of the function, with which it shares no program in memory."""
@@ -57,8 +57,8 @@ _answer: contextvars.ContextVar[Answer | None] = contextvars.ContextVar("answer"
 
 
 @contextlib.contextmanager
-def answered(by: Answer) -> Iterator[None]:
-    """Lets `by` return the results of the calls that this thread makes in the block."""
+def answered(by: Answer | None) -> Iterator[None]:
+    """Lets `by` return the results of the calls that this thread makes in the block, but for those that `by` makes."""
     token = _answer.set(by)
     try:
         yield
@@ -85,19 +85,20 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
                 given = signature().bind(*args, **kwargs).arguments
                 arrays = tuple(value for name, value in given.items() if name not in static)
                 settings = {name: value for name, value in given.items() if name in static}
-                answered: T = answer(Call(function.__name__, function, options, jitted, arrays, settings))
-                return answered
-            try:
-                results: T = jitted(*args, **kwargs)
-            except TypeError:  # of a shape, before anything runs; a look for one costs every call with arrays 0.1 ms
-                if not isinstance(next(iter(jax.tree.leaves(args))), jax.ShapeDtypeStruct):
-                    raise
-                results = _compile(jitted, args, kwargs)
+                with answered(None):
+                    results: T = answer(Call(function.__name__, function, options, jitted, arrays, settings))
+                return results
+            results = _run(jitted, args, kwargs)
             return results
 
         return call
 
     return decorate
+
+
+def is_shapes(arrays: Any) -> bool:
+    """Returns whether a pytree is of shapes, by its first leaf."""
+    return isinstance(next(iter(jax.tree.leaves(arrays))), jax.ShapeDtypeStruct)
 
 
 def shapes(arrays: Any) -> Any:
@@ -108,6 +109,20 @@ def shapes(arrays: Any) -> Any:
         return _placed(shape, array.sharding) if isinstance(array, jax.Array) and array.committed else shape
 
     return jax.tree.map(of, arrays)
+
+
+def results_of(compiled: Any) -> Any:
+    """Returns the shapes of the results of a program, a `jax.stages.Compiled`, with their places."""
+    return jax.tree.map(lambda each: _placed(each, each.sharding), compiled.out_info)
+
+
+def _run(jitted: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return jitted(*args, **kwargs)
+    except TypeError:  # of a shape, before anything runs; a look for one costs every call with arrays 0.1 ms
+        if not is_shapes(args):
+            raise
+        return _compile(jitted, args, kwargs)
 
 
 def _compile(jitted: Any, args: Any, kwargs: Any) -> Any:

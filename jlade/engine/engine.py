@@ -1,6 +1,7 @@
 """`Engine`: many requests over the rows of one decode state, each exactly as if it were alone."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import numbers
@@ -28,7 +29,7 @@ from jlade.engine.rows import Controls
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
-from jlade.engine.worker import Worker
+from jlade.engine.worker import Context, Worker
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import prior as prior_lib
@@ -37,6 +38,7 @@ from jlade.generation import stop_strings
 from jlade.generation.corpus import Texts
 from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prior import Prior
+from jlade.generation.programs import Facts
 from jlade.generation.prompts import HostArray, Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
@@ -103,6 +105,8 @@ class Engine:
       kv_dtype: as in `jlade.generate`; with 8 bits, twice as many rows fit as in bfloat16, or more.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
+      programs: a directory that `jlade.compile_engine` wrote for such an engine, whose programs are loaded instead of
+        compiled. It is trusted like code. What does not fit compiles as usual, and a warning says why.
 
     Attributes:
       remembered: texts that have ended; `len` returns their number, and `num_bytes` is their memory.
@@ -132,6 +136,7 @@ class Engine:
         kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
+        programs: str | os.PathLike[str] | None = None,
     ):
         check_int("max_sequences", max_sequences, 1, MOST_SEQUENCES)
         check_int("max_waiting", max_waiting, 1)
@@ -155,6 +160,7 @@ class Engine:
             kv_dtype=kv_dtype,
             decoder=decoder,
             mesh=mesh,
+            programs=programs,
         )
         if remember:
             _check_remembers(lookahead)
@@ -209,13 +215,19 @@ class Engine:
         both = ahead.shapes(self._params), self._params
         shapes, pool = (Pool(each, self._config, max_sequences, capacity, num_tokens) for each in both)
         self._programs = Programs(self._params, self._config, widths, self._size, shapes, beside)
+        self._answered: Context = contextlib.nullcontext
+        # All or none: programs of both kinds would differ in where their results may go, and compile for each other.
+        if batch.programs is not None and batch.programs.are_for(facts_of(self)):
+            self._answered = functools.partial(ahead.answered, batch.programs.answer(lambda: facts_of(self)))
         self._reader = PromptReader(
             self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs, pool
         )
 
         scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
         self._running = Running(self._params, self._config, widths, self._programs, pool)
-        self._worker = Worker(scheduler, self._reader, self._running, self._programs, self._config, device, beside)
+        self._worker = Worker(
+            scheduler, self._reader, self._running, self._programs, self._config, device, beside, self._answered
+        )
         self._usual = Controls.GREEDY  # of most requests
 
     @property
@@ -265,7 +277,7 @@ class Engine:
                 yield left
                 self._worker.want_programs()
                 try:
-                    with mesh_lib.apart():
+                    with mesh_lib.apart(), self._answered():
                         self._programs.compile_next()
                 except Exception as of_program:
                     error = error or of_program
@@ -464,6 +476,11 @@ class Engine:
         job.of_list, job.scores_prompt = of_list, scores
         self._worker.add(job, priority)
         return request
+
+
+def facts_of(engine: Engine) -> Facts:
+    """Returns the facts that decide the programs of an engine, those that people name first."""
+    return engine._programs.facts(engine._shared)
 
 
 def _check_remembers(lookahead: Any) -> None:

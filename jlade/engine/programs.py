@@ -19,6 +19,8 @@ from jlade.engine import copies, rows, scoring, width
 from jlade.engine.pool import Pool
 from jlade.engine.rows import Controls, Row
 from jlade.engine.width import Width
+from jlade.generation import programs as programs_lib
+from jlade.generation.programs import Facts
 from jlade.generation.prompts import HostArray
 from jlade.lookahead import adaptive
 from jlade.models.base import Params
@@ -74,6 +76,13 @@ class Programs:
         self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Steps | Others] = set()  # by requests
         self._states: dict[int, DecodeState] = {}  # shapes, by the number of rows
+
+    def facts(self, shared: rows.Shared) -> Facts:
+        """Returns the facts that decide the programs, those that people name first; `shared` is of all rows."""
+        named = {"use": "engine", "max_sequences": str(self._sizes[-1]), "capacity": str(self._size.capacity)}
+        named |= {"pages": str(self._pool.num_pages)} if self._pool.is_used else {}
+        more = {"rows": self._size, "costs": self._widths[self._sizes[-1]].costs, "shared": shared}
+        return programs_lib.described(named, self._params, self._config, **more)
 
     @property
     def num_left(self) -> int:

@@ -467,7 +467,9 @@ def end(state: DecodeState, indices: set[int]) -> DecodeState:
     return dataclasses.replace(state, done=_or(state.done, ended))
 
 
-_or = ahead.jit()(jnp.logical_or)
+@ahead.jit()
+def _or(done: jax.Array, ended: jax.Array) -> jax.Array:
+    return done | ended
 
 
 def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> DecodeState:

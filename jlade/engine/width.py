@@ -66,10 +66,13 @@ class Width:
     Args:
       costs: [L] float32, as in `Inputs.costs`; None if all steps have the full width.
       learned: the costs as far as rounds have taught them; None if they are fixed.
+
+    Attributes:
+      costs: as they are known now.
     """
 
     def __init__(self, costs: Any, learned: Learned | None = None):
-        self._costs, self._learned = costs, learned
+        self.costs, self._learned = costs, learned
         # Between rounds on the host: so it is the same to a program whether another program made it or not.
         self._pace = None if costs is None else mesh_lib.fetch(adaptive.start(costs))
         self._before = self._pace  # the last round
@@ -95,7 +98,7 @@ class Width:
 
     def put(self, state: DecodeState) -> DecodeState:
         """Returns the state with the costs and the pace of its next steps."""
-        inputs = dataclasses.replace(state.inputs, costs=self._costs)
+        inputs = dataclasses.replace(state.inputs, costs=self.costs)
         return dataclasses.replace(state, pace=self._pace, inputs=inputs)
 
     def take(self, state: DecodeState) -> DecodeState:
@@ -111,5 +114,5 @@ class Width:
         self._seconds += seconds
         if self._num_steps.sum() >= LESSON:
             self._learned.learn_round(self._num_steps, self._seconds)
-            self._costs = self._learned.costs()
+            self.costs = self._learned.costs()
             self._num_steps, self._seconds = np.zeros_like(self._num_steps), 0.0

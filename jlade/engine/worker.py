@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import jax
@@ -23,6 +23,8 @@ from jlade.generation import memory, results
 STEPS = 2
 MORE_STEPS = 16  # where nobody can wish for a shorter round, unless a request comes; a row that ends ends it
 
+Context = Callable[[], contextlib.AbstractContextManager[None]]
+
 
 class Worker:
     """A thread that gives requests their rows and makes rounds, from the first request until it is closed.
@@ -31,6 +33,7 @@ class Worker:
       scheduler, reader, running, programs, config: of the engine. The thread alone uses `reader` and `running`.
       device: one of those that it runs on.
       beside: whether rows read their prompts in the steps of the others.
+      answered: returns contexts in which programs run; see `jlade.decoding.ahead`.
 
     Attributes:
       closed: whether `close` was called.
@@ -45,9 +48,10 @@ class Worker:
         config: DecodeConfig,
         device: jax.Device,
         beside: bool,
+        answered: Context,
     ):
         self._reader, self._running, self._programs, self._config = reader, running, programs, config
-        self._device, self._beside = device, beside
+        self._device, self._beside, self._answered = device, beside, answered
         self._reading: PromptReading | None = None
         self._changed = threading.Condition()  # its lock guards the next three fields
         self._scheduler = scheduler
@@ -122,7 +126,7 @@ class Worker:
     def _work(self) -> None:
         while self._has_work():
             try:
-                with memory.explained(self._device, self._explain):
+                with memory.explained(self._device, self._explain), self._answered():
                     try:
                         self._round()
                     except Exception:

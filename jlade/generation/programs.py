@@ -1,7 +1,8 @@
-"""Programs that were compiled ahead, in a directory: `jlade.compile` writes them, and calls run them without tracing.
+"""Programs that were compiled ahead, in a directory: calls and engines run them without tracing.
 
-A file holds one program as JAX serializes it: machine code, with a pickle of what JAX needs to call it. Whoever can
-write such a file decides what the process does: a directory of programs is to be trusted like code.
+`jlade.compile` and `jlade.compile_engine` write them. A file holds one program as JAX serializes it: machine code, with
+a pickle of what JAX needs to call it. Whoever can write such a file decides what the process does: a directory of
+programs is to be trusted like code.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -16,7 +18,7 @@ import pickle
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,15 +28,16 @@ from jax.sharding import Mesh
 from jlade import files
 from jlade import mesh as mesh_lib
 from jlade.costs import devices
+from jlade.decoding import ahead
 from jlade.decoding.ahead import Answer, Call
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.models.base import Params
 
 FORMAT, MANIFEST = 1, "programs.json"
-FIELDS = "program", "settings", "file", "sha256"  # of a program in the manifest
+FIELDS = "program", "arguments", "file", "sha256"  # of a program in the manifest
 SHOWN = 3  # differences that a warning names
 # What the programs are compiled from, besides JAX.
-SOURCES = "config.py", "mesh.py", "vocabulary.py", "constraints", "decoding", "drafts", "lookahead", "models"
+SOURCES = "config.py", "mesh.py", "vocabulary.py", "constraints", "decoding", "drafts", "engine", "lookahead", "models"
 OPTIONS = "jax_default_matmul_precision", "jax_enable_x64", "jax_threefry_partitionable"  # of JAX, that decide programs
 COMPILERS = {  # of each platform, besides jaxlib
     "tpu": ("libtpu",),
@@ -64,7 +67,7 @@ def save(path: str | os.PathLike[str], made: Sequence[tuple[Call, Any]], device:
             file = f"{number}.program"
             (directory / file).write_bytes(content)
             digest = hashlib.sha256(content).hexdigest()
-            written.append({"program": call.program, "settings": _settings(call), "file": file, "sha256": digest})
+            written.append({"program": call.program, "arguments": _arguments(call), "file": file, "sha256": digest})
         manifest = {"format": FORMAT, "made_for": here(device), "call": dict(facts), "programs": written}
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
@@ -84,11 +87,15 @@ def here(device: jax.Device) -> Facts:
 def facts_of(params: Params, inputs: Inputs, config: DecodeConfig) -> Facts:
     """Returns the facts of a call that decide its programs, those that people name first."""
     batch_size, capacity = inputs.prompts.shape
-    found = {"batch size": str(batch_size), "capacity": str(capacity)}
+    named = {"use": "call", "batch size": str(batch_size), "capacity": str(capacity)}
+    return described(named, params, config, inputs=inputs)
+
+
+def described(named: Facts, params: Params, config: DecodeConfig, **more: Any) -> Facts:
+    """Returns facts with those of a model, its settings and other values, arrays by their dtypes and shapes."""
     settings = {name: value for name, value in vars(config).items() if name != "decoder"}
-    for name, value in (("config", settings), ("inputs", inputs), ("decoder", config.decoder), ("params", params)):
-        found |= _described(name, value)
-    return found
+    values = {"config": settings, **more, "decoder": config.decoder, "params": params}
+    return dict(itertools.chain(named.items(), *(_described(name, value) for name, value in values.items())))
 
 
 class Programs:
@@ -98,7 +105,7 @@ class Programs:
         self._path, self._device, self._lock = path, device, threading.RLock()
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] = {}  # by their files; None for one that cannot be
-        self._known: dict[tuple[Any, ...], list[tuple[str, str]]] = {}  # by functions and their settings
+        self._known: dict[tuple[Any, ...], tuple[str, str] | None] = {}  # by calls
         self._programs: list[dict[str, str]] = []
         self._facts: Facts = {}
         try:
@@ -116,55 +123,70 @@ class Programs:
         else:
             self._programs = programs
 
-    def answer(self, params: Params, inputs: Inputs, config: DecodeConfig) -> Answer:
-        """Returns the function that runs the programs which fit a decode with these arguments.
+    def are_for(self, facts: Facts) -> bool:
+        """Returns whether the programs are all for what has these facts. If they are not, a warning says why once."""
+        differences = _differences(self._facts, facts)
+        if self._programs and differences:
+            self._warn(f"the programs in {self._path} are not for this {facts['use']}, so it compiles: {differences}")
+        return bool(self._programs) and not differences
 
-        Others compile as usual. A warning says why, once for each reason.
+    def answer(self, facts: Callable[[], Facts]) -> Answer:
+        """Returns the function that runs the programs which fit the calls of a decode or an engine with these facts.
+
+        Others compile as usual. A warning says why, once for each reason. Any thread may call it.
         """
         explained = False
 
         def run(call: Call) -> Any:
             nonlocal explained
-            for file, digest in self._fitting(call):
-                program = self._load(file, digest)
-                with contextlib.suppress(TypeError):  # of other arrays, before anything runs
-                    if program is not None:
-                        return program(*call.arrays)
+            program = self._find(call)
+            with contextlib.suppress(TypeError):  # of other arrays, before anything runs
+                if program is not None:
+                    return ahead.results_of(program) if ahead.is_shapes(call.arrays) else program(*call.arrays)
             if self._programs and not explained:
                 explained = True
-                reason = _differences(self._facts, facts_of(params, inputs, config))
+                now = facts()
+                reason = _differences(self._facts, now)
                 if reason or None not in self._loaded.values():  # which has been said
                     reason = reason or f"there is no {call.program}"
-                    self._warn(f"the programs in {self._path} are not all for this call, so others compile: {reason}")
+                    self._warn(
+                        f"the programs in {self._path} are not all for this {now['use']}, so others compile: {reason}"
+                    )
             return call.run()
 
         return run
 
-    def _fitting(self, call: Call) -> list[tuple[str, str]]:
-        """Returns the programs of a call's function and settings: file and SHA-256. Their arrays may be others."""
-        key = (call.program, *call.settings.values())
+    def _find(self, call: Call) -> Any:
+        """Returns the program of a call, None if there is none, or none that can be loaded."""
+        shapes = ((array.shape, array.dtype) for array in jax.tree.leaves(call.arrays))
+        key = (call.program, *call.settings.values(), *shapes)
         if key not in self._known:
-            facts = {"program": call.program, "settings": _settings(call)}
+            facts = {"program": call.program, "arguments": _arguments(call)}
             fitting = (each for each in self._programs if facts.items() <= each.items())
-            self._known[key] = [(each["file"], each["sha256"]) for each in fitting]
-        return self._known[key]
+            self._known[key] = next(((each["file"], each["sha256"]) for each in fitting), None)
+        known = self._known[key]
+        return None if known is None else self._load(*known)
 
     def _load(self, file: str, digest: str) -> Any:
         """Returns a program, None if it cannot be loaded."""
-        with self._lock:
-            if file not in self._loaded:
-                self._loaded[file] = None
-                try:
-                    content = (self._path / file).read_bytes()
-                    if hashlib.sha256(content).hexdigest() != digest:
-                        raise ValueError(f"its SHA-256 is not that in {MANIFEST}")
-                    program, arguments, results = pickle.loads(content)
-                    self._loaded[file] = serialize_executable.deserialize_and_load(
-                        program, arguments, results, self._device.client, execution_devices=[self._device]
-                    )
-                except Exception as error:  # of XLA and of unpickling, which have no type of their own
-                    self._warn(f"{self._path / file} cannot be loaded, so the program compiles as usual: {error}")
-            return self._loaded[file]
+        if file not in self._loaded:
+            with self._lock:
+                if file not in self._loaded:  # by another thread
+                    self._loaded[file] = self._read(file, digest)
+        return self._loaded[file]
+
+    def _read(self, file: str, digest: str) -> Any:
+        try:
+            content = (self._path / file).read_bytes()
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ValueError(f"its SHA-256 is not that in {MANIFEST}")
+            program, arguments, results = pickle.loads(content)
+            return serialize_executable.deserialize_and_load(
+                program, arguments, results, self._device.client, execution_devices=[self._device]
+            )
+        except Exception as error:  # of XLA and of unpickling, which have no type of their own
+            self._warn(f"{self._path / file} cannot be loaded, so the program compiles as usual: {error}")
+            return None
 
     def _warn(self, message: str) -> None:
         with self._lock:
@@ -195,9 +217,10 @@ def _find(path: pathlib.Path, device: jax.Device, *version: int) -> Programs:
     return Programs(path, device)
 
 
-def _settings(call: Call) -> str:
-    """Returns a fingerprint of the static arguments of a call, which is the same in every process."""
-    facts = dict(_described("settings", call.settings))
+def _arguments(call: Call) -> str:
+    """Returns a fingerprint of the arguments of a call, the same in every process: settings, dtypes and shapes."""
+    arrays = [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(call.arrays)]
+    facts = dict(_described("settings", call.settings)), arrays
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

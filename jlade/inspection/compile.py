@@ -1,18 +1,24 @@
-"""`jlade.compile`: the programs of a call of `jlade.generate`, compiled for a device and written to a directory."""
+"""`jlade.compile` and `jlade.compile_engine`: programs that are compiled for a device and written to a directory."""
 
+import collections
 import dataclasses
+import inspect
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from jlade import mesh as mesh_lib
 from jlade.config import check_int
 from jlade.costs import choice
 from jlade.decoding import loop
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
+from jlade.engine import engine as engine_lib
+from jlade.engine.engine import Engine
 from jlade.generation import earlier, programs, request, stop_strings, text
 from jlade.generation.options import Options, unknown
+from jlade.generation.text import Tokenizer
 from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.inspection import model as model_lib
 from jlade.inspection import targets
@@ -21,7 +27,7 @@ from jlade.models.llama import Llama, LlamaParams
 
 @mesh_lib.apart()
 def compile(
-    model: LlamaParams | str | os.PathLike[str],
+    model: model_lib.Source,
     output: str | os.PathLike[str],
     device: str = "cpu",
     *,
@@ -54,24 +60,14 @@ def compile(
       TypeError, ValueError: an argument is out of range, `output` exists, or the device's compiler is not installed.
       RuntimeError: the compiler cannot be used, or a program needs more memory than the device has.
     """
-    accepted = {field.name for field in dataclasses.fields(Options)} - {"decoder", "mesh", "programs"}
-    for name in options.keys() - accepted:
-        raise unknown(name, "an option of calls that are compiled ahead", accepted)
-    if os.path.lexists(output):
-        raise ValueError(f"output must not exist yet, got {os.fspath(output)!r}")
+    _check("calls", options, {field.name for field in dataclasses.fields(Options)}, output)
     check_int("batch_size", batch_size, 1)
-    directory, config = model_lib.find(model, dtype, bits, capacity)
-    if directory is None:
-        tokenizer = text.tokenizer_of(model)
-    elif (tokenizer := load_tokenizer(directory, strict=False)) is not None:
-        config = stop_strings.end_tokens(config, tokenizer)
-    (target, *_), is_attached = targets.find(device)
-    params = model_lib.shapes(model, directory, config, dtype, bits, target)
-    given = {"tokenizer": tokenizer, "max_new_tokens": capacity - 1} | options
-    decoder = Llama(config, attention, experts, kv_dtype=given.get("kv_dtype"))
-    with jax.default_device(target if is_attached else None):
-        decoder = model_lib.resolved(decoder, params, target, is_attached)
-        if not is_attached and given.get("lookahead", "auto") == "auto":
+    found = _find(model, device, dtype, bits, capacity)
+    given = {"tokenizer": found.tokenizer, "max_new_tokens": capacity - 1} | options
+    params, target = found.params, found.target
+    decoder = found.decoder(attention, experts, given.get("kv_dtype"))
+    with jax.default_device(target if found.is_attached else None):
+        if not found.is_attached and given.get("lookahead", "auto") == "auto":
             given["lookahead"] = choice.estimated(params, batch_size, None, target)
         asked = request.make(params, [[0]] * batch_size, Options(**given))
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
@@ -84,3 +80,74 @@ def compile(
 
     made = targets.programs_of(run, target, anew=True)
     programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))
+
+
+@mesh_lib.apart()
+def compile_engine(
+    model: model_lib.Source,
+    output: str | os.PathLike[str],
+    device: str = "cpu",
+    *,
+    dtype: jax.typing.DTypeLike | None = None,
+    bits: int | None = None,
+    attention: str = "auto",
+    experts: str = "auto",
+    **options: Any,
+) -> None:
+    """Compiles all programs of a `jlade.Engine`, and writes them to a new directory for its `programs`.
+
+    It does for an engine what `jlade.compile` does for a call.
+
+    Args:
+      model, output, device, dtype, bits, attention, experts: of `jlade.compile`.
+      options: others of `jlade.Engine`, such as `max_sequences`, `capacity`, `lookahead`, `kv_dtype`, `remember`,
+        `max_prediction` and `max_top_logprobs`.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range, `output` exists, or the device's compiler is not installed.
+      RuntimeError: the compiler cannot be used, or a program needs more memory than the device has.
+    """
+    _check("engines", options, set(inspect.signature(Engine).parameters) - {"params"}, output)
+    found = _find(model, device, dtype, bits)
+    given = {"tokenizer": found.tokenizer, "decoder": found.decoder(attention, experts, options.get("kv_dtype"))}
+    params, place = found.params, jax.default_device(found.target if found.is_attached else None)
+    if not found.is_attached:  # an engine asks its parameters for their device
+        there = SingleDeviceSharding(found.target)
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), params)
+    with place, Engine(params, **(given | options)) as engine:
+        made = targets.programs_of(lambda: collections.deque(engine.compile(), maxlen=0), found.target, anew=True)
+        programs.save(output, made, found.target, engine_lib.facts_of(engine))
+
+
+class _Found(NamedTuple):
+    """A model, and the device that its programs are for."""
+
+    params: LlamaParams  # shapes
+    tokenizer: Tokenizer | None
+    target: jax.Device
+    is_attached: bool
+
+    def decoder(self, attention: str, experts: str, kv_dtype: Any) -> Llama:
+        """Returns the decoder with its implementations for the device."""
+        decoder = Llama(self.params.config, attention, experts, kv_dtype=kv_dtype)
+        with jax.default_device(self.target if self.is_attached else None):
+            return model_lib.resolved(decoder, self.params, self.target, self.is_attached)
+
+
+def _check(users: str, options: dict[str, Any], accepted: set[str], output: str | os.PathLike[str]) -> None:
+    """Raises an error for an option that is not accepted, or an output that exists."""
+    accepted = accepted - {"decoder", "mesh", "programs"}
+    for name in options.keys() - accepted:
+        raise unknown(name, f"an option of {users} that are compiled ahead", accepted)
+    if os.path.lexists(output):
+        raise ValueError(f"output must not exist yet, got {os.fspath(output)!r}")
+
+
+def _find(model: model_lib.Source, device: str, dtype: Any, bits: int | None, capacity: int = 2) -> _Found:
+    directory, config = model_lib.find(model, dtype, bits, capacity)
+    if directory is None:
+        tokenizer = text.tokenizer_of(model)
+    elif (tokenizer := load_tokenizer(directory, strict=False)) is not None:
+        config = stop_strings.end_tokens(config, tokenizer)
+    (target, *_), is_attached = targets.find(device)
+    return _Found(model_lib.shapes(model, directory, config, dtype, bits, target), tokenizer, target, is_attached)

@@ -1,6 +1,7 @@
 """A model behind the interface: the engine that decodes, and the reader of bodies with the same limits."""
 
 import dataclasses
+import os
 import pathlib
 from typing import Literal
 
@@ -12,6 +13,7 @@ from jlade.engine.engine import Engine
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.corpus import Texts
+from jlade.generation.options import Keywords
 from jlade.generation.prior import Prior
 from jlade.generation.text import Tokenizer
 from jlade.models.llama import LlamaParams
@@ -48,6 +50,11 @@ class Limits:
         missing = {name: value if has_tree else 0 for name, value in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
+    def of_engine(self, lookahead: LookaheadConfig | Literal["auto"] | None) -> Keywords:
+        """Returns the arguments of `jlade.Engine` that they are."""
+        given = vars(self.given(lookahead))
+        return given if self.max_top_logprobs is not None else given | {"max_top_logprobs": MOST_OF_CHAT}
+
 
 def ignored(model: str | pathlib.Path, revision: str | None) -> str | None:
     """Returns a sentence on what a checkpoint asks for and an engine has not; None if there is nothing."""
@@ -68,6 +75,7 @@ def make(
     corpus: Texts | None = None,
     prior: Prior | None = None,
     template: str | None = None,
+    programs: str | os.PathLike[str] | None = None,
 ) -> tuple[Engine, Reader]:
     """Returns an engine for a model, and a reader of the bodies that it can complete.
 
@@ -76,14 +84,13 @@ def make(
       directory: of the checkpoint, with the chat template.
       sampling: the checkpoint's; greedy sampling gives way to OpenAI's temperature, 1.
       limits: of requests.
-      lookahead, kv_dtype, corpus, prior: of the engine.
+      lookahead, kv_dtype, corpus, prior, programs: of the engine.
       template: a chat template in place of the model's own.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
     limits = limits.given(lookahead)
-    assert limits.remember is not None
     assert limits.max_prediction is not None
     of_chat, of_completion = MOST_OF_CHAT, MOST_OF_COMPLETION
     if limits.max_top_logprobs is not None:
@@ -91,18 +98,12 @@ def make(
     engine = Engine(
         params,
         tokenizer,
-        max_sequences=limits.max_sequences,
-        capacity=limits.capacity,
         lookahead=lookahead,
         kv_dtype=kv_dtype,
-        max_waiting=limits.max_waiting,
-        cache_tokens=limits.cache_tokens,
         corpus=corpus,
         prior=prior,
-        remember=limits.remember,
-        max_prediction=limits.max_prediction,
-        max_grammar=limits.max_grammar,
-        max_top_logprobs=of_chat,
+        programs=programs,
+        **limits.of_engine(lookahead),
     )
     of_model = chat_template.load_tokenizer(directory)
     has_template = template is not None or of_model.chat_template is not None

@@ -26,21 +26,36 @@ class Reader(pickle.Unpickler):
         return code[0] if kind == "exec" else self._of_kind[kind]
 
 
-@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
-def test_programs_of_another_device_are_written_and_refused_here(name, tmp_path):
-    params, directory = tiny_llama(), tmp_path / "programs"
-    jlade.compile(params, directory, name, lookahead=PAPER, capacity=64)
+def check(directory, target):
+    """Checks that the programs are for the target, can be read, and are refused here; returns their names."""
     manifest = json.loads((directory / programs.MANIFEST).read_text())
-    (target,), _ = targets.find(name)
     assert manifest["made_for"]["device"] == target.device_kind
-    assert [each["program"] for each in manifest["programs"]] == ["_read", "_draw", "_noise", "_start", "_run"]
     for each in manifest["programs"]:
         program, arguments, results = pickle.loads((directory / each["file"]).read_bytes())
         read, shapes, _ = Reader(program, target).load()
-        assert len(shapes) == arguments.num_leaves
+        assert len(shapes) <= arguments.num_leaves, "without those that the program does not use"
         assert len(read.output_avals) == results.num_leaves
         assert len(read.xla_executable) > 1000
     here = jax.devices()[0]
     with pytest.warns(UserWarning, match=f"device is {target.device_kind} in the file and .* here"):
         found = programs.find(directory, here)
     assert found._programs == []
+    return [each["program"] for each in manifest["programs"]]
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_programs_of_another_device_are_written_and_refused_here(name, tmp_path):
+    jlade.compile(tiny_llama(), tmp_path / "programs", name, lookahead=PAPER, capacity=64)
+    (target,), _ = targets.find(name)
+    assert check(tmp_path / "programs", target) == ["_read", "_draw", "_noise", "_start", "_run"]
+
+
+@pytest.mark.parametrize("name", [device("v5e")])
+def test_those_of_an_engine_too(name, tmp_path):
+    """Its prompts are read beside the steps of others, as on no CPU."""
+    options = {"max_sequences": 1, "capacity": 64, "max_grammar": 0, "lookahead": None}
+    jlade.compile_engine(tiny_llama(), tmp_path / "programs", name, **options)
+    (target,), _ = targets.find(name)
+    names = check(tmp_path / "programs", target)
+    assert names.count("_run") == 5, "three kinds of controls, and two in which rows read"
+    assert {"_read", "_insert", "_keep", "_restore", "of_chunk"} <= set(names)

@@ -9,9 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from jlade import cli
-from jlade.cli import serve
 from jlade.engine.programs import Programs
 from jlade.server import lifecycle
+from jlade.server.model import MAX_PREDICTION
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
     ]
     assert (service.engine.max_sequences, service.engine.capacity) == (2, 512)
     assert service.reader.sampling.temperature == 1.0
-    assert (service.reader.capacity, service.reader.max_prediction) == (512, serve.MAX_PREDICTION)
+    assert (service.reader.capacity, service.reader.max_prediction) == (512, MAX_PREDICTION)
     assert (service.reader.max_top_logprobs, service.reader.max_logprobs) == (20, 5), "OpenAI's limits"
     client = TestClient(service.app)
     answers = [client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) for key in ("first", "second", "")]

@@ -1044,6 +1044,20 @@ FAULTS = (
         ("tests/generation/test_programs.py::test_programs_for_another_machine_are_refused",),
     ),
     Fault(
+        "an engine runs programs of another one",
+        "jlade/generation/programs.py",
+        "return bool(self._programs) and not differences",
+        "return bool(self._programs)",
+        ("tests/engine/test_made_ahead.py::test_each_difference_is_named_when_the_engine_is_made",),
+    ),
+    Fault(
+        "threads load a program twice",
+        "jlade/generation/programs.py",
+        "                if file not in self._loaded:  # by another thread\n",
+        "                if True:\n",
+        ("tests/engine/test_made_ahead.py::test_threads_load_a_program_once",),
+    ),
+    Fault(
         "a key of another seed",
         "jlade/generation/drawing.py",
         "np.array([0, seed], np.uint32)",

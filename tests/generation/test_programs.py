@@ -108,7 +108,7 @@ def test_programs_that_the_cache_has_are_compiled_anew(made, tmp_path):
 
 def test_memory_is_still_taken_over(made):
     inputs, config = jlade.prepare(params(), [1, 2, 3], **OPTIONS)
-    run = programs.find(made, jax.devices()[0]).answer(params(), inputs, config)
+    run = programs.find(made, jax.devices()[0]).answer(lambda: programs.facts_of(params(), inputs, config))
     with ahead.answered(run):
         state = jlade.start(jlade.prefill(params(), inputs, config), inputs, config)
         after = jlade.run_steps(params(), state, config, 1)
@@ -217,7 +217,7 @@ def test_a_program_that_is_none_is_refused(copied):
     (copied / programs.MANIFEST).write_text(json.dumps(manifest))
     with told() as messages:
         assert texts(programs=copied) == texts()
-    assert len(messages) == len(manifest["programs"])
+    assert len(set(messages)) == len(messages) > 1
     assert all("cannot be loaded, so the program compiles as usual" in message for message in messages)
 
 
