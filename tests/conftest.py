@@ -4,17 +4,18 @@ import os
 import pathlib
 import shlex
 import sys
-import threading
 
 import hypothesis
 import jax
 import pytest
-from jax._src import compiler, lru_cache
+from jax._src import compiler
 
 import jlade
 from jlade.generation import memory
 from jlade.models import base
+from tests import processes
 from tests.evaluation import browser
+from tests.plugins.jax_plugins import whole_programs
 from tests.tiny import save_small_demo
 
 # The suite is for the CPU. The compilers of accelerators, if installed, would look for a device.
@@ -27,19 +28,16 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # cache's key holds the program, the compiler's options and all versions. A cache with a limit would read the times of
 # all programs before it writes one, 50 ms for 2,000 of them, while the other processes wait.
 PROGRAMS = os.environ.get("JLADE_TEST_PROGRAMS", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "programs"))
-jax.config.update("jax_compilation_cache_dir", PROGRAMS)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-jax.config.update("jax_compilation_cache_max_size", -1)
-
-
-def put(self, key, value):
-    """Writes a program whole or not at all, as others read meanwhile."""
-    part = self.path / f"{key}.{os.getpid()}.{threading.get_ident()}-cache"
-    part.write_bytes(value)
-    part.replace(self.path / f"{key}-cache")
-
-
-lru_cache.LRUCache.put = put
+CACHE = {
+    "jax_compilation_cache_dir": PROGRAMS,
+    "jax_persistent_cache_min_compile_time_secs": 0.05,
+    "jax_compilation_cache_max_size": -1,
+}
+for name, value in CACHE.items():
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)  # the processes that tests start have theirs in it too
+whole_programs.initialize()
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(processes.PLUGINS), os.environ.get("PYTHONPATH")]))
 
 # The processes that tests start compile without optimizations too; below, the modules of this one decide.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

@@ -10,6 +10,8 @@ import sys
 import jax
 
 ROOT = pathlib.Path(__file__).parents[1]
+PLUGINS = ROOT / "tests" / "plugins"
+PYTHONPATH = f"{PLUGINS}{os.pathsep}{ROOT}"
 # Programs compile in half the time, as with the options in conftest.py.
 XLA_FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
 if jax.__version_info__ < (0, 11):
@@ -25,15 +27,9 @@ def free_address() -> str:
 
 @contextlib.contextmanager
 def started(commands: list[list[str]], num_devices: int):
-    """Yields the processes of Python commands, with `num_devices` virtual devices each, and ends those that still run.
-
-    They keep compiled programs where the tests do.
-    """
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(num_devices), "PYTHONPATH": str(ROOT)}
+    """Yields Python commands as processes with `num_devices` virtual devices each, and ends those that still run."""
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(num_devices), "PYTHONPATH": PYTHONPATH}
     environment["XLA_FLAGS"] = XLA_FLAGS
-    for name in ("dir", "max_size"):
-        option = f"jax_compilation_cache_{name}"
-        environment[option.upper()] = str(jax.config.values[option])
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = [subprocess.Popen([sys.executable, *words], env=environment, **pipes) for words in commands]
     try:

@@ -17,7 +17,7 @@ from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
 from jlade.drafts import pool as ngram_pool
-from jlade.inspection import compiled, targets
+from jlade.inspection import compiled, model, targets
 from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
@@ -52,6 +52,7 @@ LATENT = dataclasses.replace(
     rotary_dim=64,
     interleaved_rotary=True,
 )  # attention as in DeepSeek V3
+RINGS = dataclasses.replace(QWEN, vocab_size=32000, sliding_windows=(1408, None))
 SHAPES = {"llama": LLAMA, "qwen": QWEN}
 KERNEL = "auto"
 
@@ -70,7 +71,6 @@ def case(name, shape, attention, setting, *marks):
 
 FEW = [
     ("v5e", "llama", KERNEL, DEFAULT),
-    ("v5e", "qwen", "plain", PAPER),
     ("h100", "qwen", KERNEL, DEFAULT),
     ("h100", "llama", "plain", PAPER),
 ]
@@ -99,13 +99,25 @@ def test_programs(name, shape, attention, setting):
     assert 1 < share < (1.37 if setting.tree_size else 1.3)
 
 
+def steps(name, config, setting, capacity=1024, **options):
+    """Returns the implementation of attention and two steps of `jlade.inspect`: with the setting, and a plain one.
+
+    Those that read prompts take longer to compile: `test_prompts_are_read_into_such_caches_too` does it.
+    """
+    (target,), is_attached = targets.find(name)
+    params = param_shapes(config, jnp.bfloat16)
+    decoder = model.resolved(Llama(config, **options), params, target, is_attached)
+    programs = Programs(params, decoder, target, batch_size=1, capacity=capacity)
+    found = [programs.loops(programs.decoding(each), each, each.block_size)[-1] for each in (setting, PLAIN)]
+    return decoder.attention, found
+
+
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_steps_copy_no_latents(name):
     """The keys are the values: XLA for TPUs would otherwise copy them to the layout of one of the two products."""
-    found = jlade.inspect(param_shapes(LATENT, jnp.bfloat16), name, lookahead=DEFAULT)
-    assert found.failure is None
-    assert found.attention == "plain"
-    for step in (found.step, found.plain_step):
+    attention, found = steps(name, LATENT, DEFAULT)
+    assert attention == "plain"
+    for step in found:
         assert step.host_loops == 0
         assert not [copy for copy in step.copies if ",576]" in copy]
         assert step.vector_products == ()
@@ -135,10 +147,8 @@ def test_batches_copy_nothing_either(name):
 
 @pytest.mark.parametrize("name", [device("v6e"), device("h100")])
 def test_steps_write_the_rings_of_windows_in_place(name):
-    config = dataclasses.replace(QWEN, vocab_size=32000, sliding_windows=(1408, None))
-    found = jlade.inspect(param_shapes(config, jnp.bfloat16), name, lookahead=LookaheadConfig.tree(7), capacity=8192)
-    assert found.failure is None
-    for step in (found.step, found.plain_step):
+    _, found = steps(name, RINGS, LookaheadConfig.tree(7), capacity=8192)
+    for step in found:
         assert step.copies == ()
         assert step.host_loops == 0
 
@@ -160,14 +170,30 @@ def test_weights_of_few_bits_stay_so(name, bits):
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_keys_and_values_in_8_bits_stay_so(name, kv_dtype, shape):
     """The kernels convert them in on-chip memory; of a latent, plain products do so as they read them."""
-    params = param_shapes(dataclasses.replace(shape, vocab_size=512), jnp.bfloat16)
-    found = jlade.inspect(params, name, lookahead=LookaheadConfig.tree(15), kv_dtype=kv_dtype, capacity=2048)
-    assert found.failure is None
+    config = dataclasses.replace(shape, vocab_size=512)
+    attention, found = steps(name, config, LookaheadConfig.tree(15), capacity=2048, kv_dtype=kv_dtype)
     kernel = {"v5e": "tpu", "h100": "gpu" if jax.__version_info__ >= (0, 11, 2) else "plain"}[name]
-    assert found.attention == (kernel if shape is LLAMA else "plain")
-    for step in (found.step, found.plain_step):
+    assert attention == (kernel if shape is LLAMA else "plain")
+    for step in found:
         assert step.copies == ()
         assert step.host_loops == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (LATENT, {"lookahead": DEFAULT}),
+        (RINGS, {"lookahead": LookaheadConfig.tree(7), "capacity": 8192}),
+        (LLAMA, {"lookahead": LookaheadConfig.tree(15), "kv_dtype": "int8"}),
+        (LLAMA, {"lookahead": LookaheadConfig.tree(15), "kv_dtype": "float8_e4m3fn"}),
+        (LATENT, {"lookahead": LookaheadConfig.tree(15), "kv_dtype": "int8"}),
+    ],
+    ids=["latent", "rings", "int8", "float8", "latent int8"],
+)
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_prompts_are_read_into_such_caches_too(name, config, options):
+    assert jlade.inspect(param_shapes(config, jnp.bfloat16), name, **options).failure is None
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel of h100 needs JAX 0.11.2")
@@ -184,7 +210,7 @@ def test_steps_read_and_write_pages_in_place(name):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
-@pytest.mark.parametrize("sizes", [{}, {"model": 2}])
+@pytest.mark.parametrize("sizes", [{}, pytest.param({"model": 2}, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", [device("h100")])
 def test_experts_have_a_kernel_without_copies_and_loops(name, sizes):
     """A small Qwen3-MoE. With several tokens, each layer has two kernels of experts: for gate and up, and for down."""

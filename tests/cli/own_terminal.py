@@ -8,6 +8,8 @@ import sys
 import termios
 import time
 
+from tests.processes import XLA_FLAGS
+
 
 class Terminal:
     """A command with its own terminal, which turns a typed Ctrl-C into a signal."""
@@ -26,7 +28,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env=environment | {"TERM": "xterm-256color"},
+            env=environment | {"TERM": "xterm-256color", "XLA_FLAGS": XLA_FLAGS},
         )
         os.close(slave)
         self.written = ""

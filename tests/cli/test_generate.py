@@ -290,9 +290,10 @@ def test_a_prompt_that_does_not_fit_is_reported_and_skipped(batch_size, files, e
 
 
 @pytest.mark.slow
-def test_work_over_many_prompts_shows_its_progress(files):
+def test_work_over_many_prompts_shows_its_progress(files, small_demo):
     to_file = "sys.stdout = open('out', 'w'); from jlade.cli import main; sys.exit(main())"
-    terminal = Terminal("generate", "a.py", "b.py", "--max-new-tokens", "4", code=to_file)
+    arguments = ["generate", "a.py", "b.py", "--model", str(small_demo), "--max-new-tokens", "4"]
+    terminal = Terminal(*arguments, code=to_file)
     try:
         terminal.wait_for(r"0/2.*prompts")
         terminal.wait_for(r"2/2.*prompts")

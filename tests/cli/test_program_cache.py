@@ -8,6 +8,11 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def nothing_chosen(monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+
+
 def run_command(**environment):
     arguments = ["import os\n", "--max-new-tokens", "4", "--no-lookahead", "--json"]
     done = subprocess.run(

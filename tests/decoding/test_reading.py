@@ -21,7 +21,7 @@ SETTINGS = {
     "paper": PAPER,
     "from prompt": LookaheadConfig.paper(4, 4, 3, pool_from_prompt=True),
     "tree": LookaheadConfig.tree(7),
-    "adaptive": LookaheadConfig.tree(31, relative_step_time=1.5),
+    "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
     "chain": LookaheadConfig.jacobi(5),
 }
 MODELS = {

@@ -2,10 +2,9 @@
 
 import contextlib
 
-import jax
 import pytest
 
-from tests.processes import ROOT, XLA_FLAGS
+from tests.processes import PYTHONPATH, XLA_FLAGS
 
 WARNINGS = pytest.mark.filterwarnings(  # Ray's, and JAX's of the forks that start a cluster
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork:RuntimeWarning"
@@ -18,9 +17,7 @@ def running():
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'jlade[ray]'")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "RAY_AUTH_MODE": "disabled",  # it would write a token into the user's home
             "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -47,7 +47,7 @@ class Soak:
     Attributes:
       golden: prompts, each with its greedy text, in tokens.
       sampled: the texts of plain decoding, by prompt, sampling and seed.
-      settings: of generations.
+      settings: of generations; the last one is that of streams and stop strings.
     """
 
     params: Any
@@ -89,7 +89,9 @@ class Soak:
         whole = self.tokenizer.decode(text[:MOST])
         pairs = (whole[begin : begin + 2] for begin in range(len(whole) - 1))
         stop = draw.choice([pair for pair in pairs if pair.isascii()])
-        out = self.generate(prompt, max_new_tokens=MOST, lookahead=ADAPTIVE, stop=stop, tokenizer=self.tokenizer)
+        out = self.generate(
+            prompt, max_new_tokens=MOST, lookahead=self.settings[-1], stop=stop, tokenizer=self.tokenizer
+        )
         assert out.text[0] == whole.partition(stop)[0], (out.text[0], whole, stop)
 
     def turns(self, draw: random.Random) -> None:
@@ -105,7 +107,7 @@ class Soak:
     def stream(self, draw: random.Random) -> None:
         """Leaves the stream after some pieces."""
         (prompt, text), pieces = draw.choice(self.golden), draw.randint(1, 12)
-        options: Any = {"max_new_tokens": MOST, "lookahead": ADAPTIVE, "eos_ids": (), "learn": False}
+        options: Any = {"max_new_tokens": MOST, "lookahead": self.settings[-1], "eos_ids": (), "learn": False}
         found: list[int] = []
         for piece in jlade.stream(self.params, prompt, **options):
             found += piece.tokens.tolist()
@@ -117,7 +119,7 @@ class Soak:
     def interrupt(self, draw: random.Random) -> None:
         """Presses Ctrl-C during the stream."""
         (prompt, text), after = draw.choice(self.golden), draw.random() * 0.03
-        options: Any = {"max_new_tokens": MOST, "lookahead": ADAPTIVE, "eos_ids": (), "learn": False}
+        options: Any = {"max_new_tokens": MOST, "lookahead": self.settings[-1], "eos_ids": (), "learn": False}
         found: list[int] = []
         with interrupted(after):
             for piece in jlade.stream(self.params, prompt, **options):

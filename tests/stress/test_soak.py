@@ -4,12 +4,13 @@ import pytest
 
 import jlade
 from tests.stress import soak
-from tests.stress.soak import ADAPTIVE, MOST, SEEDS
+from tests.stress.soak import MOST, SEEDS
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
 NUMBER = 60  # calls of each half
+ADAPTIVE = jlade.LookaheadConfig.tree(3, relative_step_time=1.5)
 
 
 @pytest.fixture(scope="module")
