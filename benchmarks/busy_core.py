@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 # Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--data", default="tests/golden/prompts.jsonl", help="as `jlade bench --data` reads it")
     parser.add_argument("--limit", type=int, metavar="Q", help="number of prompts, spread over tasks")
-    parser.add_argument("--rounds", type=int, default=2, metavar="R", help="over all prompts, alone and beside the other")
+    parser.add_argument("--rounds", type=int, default=2, metavar="R", help="over all prompts, each way")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M")
     options = parser.parse_args()
     params, tokenizer = jlade.demo("float32") if options.model is None else jlade.load(options.model, "float32")
@@ -64,7 +65,7 @@ def main() -> None:
                 for number in range(options.rounds):
                     name = f"{beside}, round {number + 1}"
                     found[name], steps[name] = one_round(params, prompts, options.max_new_tokens)
-                    print(name, {task: round(each, 2) for task, each in found[name].items()}, steps[name], file=sys.stderr)
+                    print(name, f"{found[name]['all']:.2f}x", steps[name], file=sys.stderr)
             finally:
                 if busy is not None:
                     busy.kill()
@@ -81,7 +82,8 @@ def one_round(params: Params, prompts: list[tuple[str, list[int]]], most: int) -
     seconds: dict[str, list[float]] = {}
     steps = np.zeros(0, int)
     for index, (task, ids) in enumerate(prompts):
-        turns = {way: decode(params, ids, way, most) for way in ((None, "auto") if index % 2 else ("auto", None))}
+        ways: list[Literal["auto"] | None] = [None, "auto"] if index % 2 else ["auto", None]
+        turns = {way: decode(params, ids, way, most) for way in ways}
         np.testing.assert_array_equal(turns[None][0], turns["auto"][0])
         steps = turns["auto"][2] if index == 0 else steps + turns["auto"][2]
         for name in (task, "all"):
@@ -90,7 +92,9 @@ def one_round(params: Params, prompts: list[tuple[str, list[int]]], most: int) -
     return {task: plain / auto for task, (plain, auto) in seconds.items()}, steps.tolist()
 
 
-def decode(params: Params, ids: list[int], lookahead: str | None, most: int) -> tuple[np.ndarray, float, np.ndarray]:
+def decode(
+    params: Params, ids: list[int], lookahead: Literal["auto"] | None, most: int
+) -> tuple[np.ndarray, float, np.ndarray]:
     """Returns the text, the seconds of its steps, and the number of steps at each level; the call teaches "auto"."""
     request = request_lib.make(params, ids, Options(max_new_tokens=most, lookahead=lookahead))
     inputs, config = request.inputs, request.config
