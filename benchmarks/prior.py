@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--lookahead", nargs="+", default=["tree=63", "tree=119"], metavar="SETTING")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], metavar="T")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M")
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--note", help="about the texts of the prior, for the file")
     options = parser.parse_args()
 
@@ -45,29 +46,29 @@ def main() -> None:
     prior = jlade.load_prior(options.prior)
     questions = datasets.read(options.data).questions[:: options.every]
     runs = {}
-    table = Table("setting", "temperature", "task", *WAYS, title="Tokens per step")
+    table = Table("setting", "temperature", "task", *options.ways, title="Tokens per step")
     for setting in options.lookahead:
         for temperature in options.temperatures:
             counts: dict[str, dict[str, list[int]]] = {}
             for question in track(questions, f"{setting}, {temperature}"):
                 outs = {}
-                for way, of_way in zip(WAYS, (None, prior), strict=True):
+                for way in options.ways:
                     outs[way] = jlade.generate(
                         params,
                         question.ids or text.encode(tokenizer, question.turns[0]),
                         max_new_tokens=options.max_new_tokens,
                         lookahead=names.parse(setting),
                         sampling=jlade.SamplingConfig(temperature=temperature),
-                        prior=of_way,
+                        prior=prior if way == "with" else None,
                     )
-                    np.testing.assert_array_equal(outs[way].tokens, outs["without"].tokens)
+                    np.testing.assert_array_equal(outs[way].tokens, outs[options.ways[0]].tokens)
                     for task in (question.task, "all"):
                         tokens, steps = counts.setdefault(task, {}).get(way, [0, 0])
                         counts[task][way] = [tokens + int(outs[way].lengths[0]), steps + int(outs[way].steps[0])]
             rates = {task: {way: tokens / steps for way, (tokens, steps) in of.items()} for task, of in counts.items()}
             runs[f"{setting}, {temperature}"] = rates
             for task, of_task in rates.items():
-                table.add_row(setting, f"{temperature}", task, *(f"{of_task[way]:.2f}" for way in WAYS))
+                table.add_row(setting, f"{temperature}", task, *(f"{of_task[way]:.2f}" for way in options.ways))
     Console().print(table)
     figures = {"model": options.model or "demo", "prompts": len(questions), "max_new_tokens": options.max_new_tokens}
     report.write(options.json, figures | {"prior": f"{prior}", "texts": options.note, "tokens_per_step": runs})

@@ -4,6 +4,9 @@ The wall time of a call is the sum of its parts: the call itself, its forward pa
 steps at each level. A Bayesian linear regression finds the time of each part. Its prior is the estimate of the device's
 data sheet, or the measurements of `jlade.tune`; both say more of the ratios of these times than of the times. No call
 waits for a measurement, and none compiles anything for it.
+
+The machine may change: another process takes a core, and wide steps then lose more than narrow ones. Where several
+calls in a row are all slower than expected, or all faster, those before them no longer count.
 """
 
 import dataclasses
@@ -33,6 +36,8 @@ NOISE = 0.05  # standard deviation of the wall time of equal calls, relative to 
 DOUBT = 0.2  # standard deviation of the prior's time of each step, relative to it
 OVERHEAD = 1.0  # standard deviation of the time of drafting, which all steps that draft share, in plain steps
 DISTURBED = 3 * NOISE  # a call whose time differs by more than this counts for less
+UNUSUAL = 2 * NOISE  # a call whose time differs by more than this may tell of a change
+CHANGED = 3  # unusual calls in a row, all slower or all faster, after which the machine is another one
 CALL = 5.0  # standard deviation of the time of a call itself, in plain steps
 MOST = 1e30  # of a number in the file; the square of a larger one is none
 LEAST = 0.3  # of the prior's time: no step is taken to be faster
@@ -49,6 +54,7 @@ class Times:
       precision: [K, K] of the times in seconds, by the calls alone.
       moment: [K] the product of `precision` and the times that fit best.
       counts: [K] how often the calls had each part. Like the other sums, it forgets old calls.
+      unusual: the last calls, as far as they were unusual in the same way: parts, seconds, and whether they were slower.
     """
 
     prior: np.ndarray
@@ -57,6 +63,7 @@ class Times:
     precision: np.ndarray = dataclasses.field(init=False)
     moment: np.ndarray = dataclasses.field(init=False)
     counts: np.ndarray = dataclasses.field(init=False)
+    unusual: list[tuple[np.ndarray, float, bool]] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.forget()
@@ -65,13 +72,33 @@ class Times:
         """Returns to the prior."""
         size = len(self.prior)
         self.scale, self.precision = 0.0, np.zeros((size, size))
-        self.moment, self.counts = np.zeros(size), np.zeros(size)
+        self.moment, self.counts, self.unusual = np.zeros(size), np.zeros(size), []
 
     def add(self, counts: np.ndarray, seconds: float) -> None:
         """Learns from a call of these parts [K] and this wall time."""
+        surprise = self._surprise(counts, seconds)
+        if abs(surprise) <= UNUSUAL:
+            self.unusual = []
+        else:
+            is_slower = surprise > 0
+            alike = [call for call in self.unusual if call[-1] == is_slower]
+            self.unusual = [*alike, (counts, seconds, is_slower)]
+        if len(self.unusual) == CHANGED:
+            calls = self.unusual
+            self.forget()
+            for earlier, its_seconds, _ in calls:
+                self._add(earlier, its_seconds)
+        else:
+            self._add(counts, seconds)
+
+    def _surprise(self, counts: np.ndarray, seconds: float) -> float:
+        """Returns by how much a call took longer than expected, relative to its time; 0 for the first one."""
+        return (seconds - float(counts @ self._posterior()[0])) / seconds if self.scale else 0.0
+
+    def _add(self, counts: np.ndarray, seconds: float) -> None:
+        surprise = abs(self._surprise(counts, seconds))
         if not self.scale:
             self.scale = seconds / float(counts @ self.prior)
-        surprise = abs(seconds - float(counts @ self._posterior()[0])) / seconds
         weight = min(1.0, DISTURBED / max(surprise, DISTURBED)) / (NOISE * seconds) ** 2
         keep = 1 - 1 / MEMORY
         self.precision = keep * self.precision + weight * np.outer(counts, counts)

@@ -53,6 +53,27 @@ def test_before_a_call_they_are_those_of_the_prior_and_a_disturbed_call_changes_
     assert fit.costs(4) == pytest.approx(before, rel=0.1)
 
 
+@pytest.mark.parametrize("busy", [1.0, 1.3])
+def test_costs_follow_a_machine_that_changes(busy):
+    """Another process takes a core, and later ends; wide steps lose half of their speed, plain ones nothing or a bit."""
+    rng, fit = np.random.default_rng(0), times()
+    slower = PRIOR * np.array([1, 1, 1, 2.0, 1.7, 1.5, busy])
+    for true in (PRIOR, slower, PRIOR):
+        for counts in calls(rng, 30):
+            fit.add(counts, float(counts @ true) * rng.normal(1, 0.02))
+        assert fit.costs(4) == pytest.approx(true[3:] / true[-1], rel=0.15)
+
+
+def test_two_disturbed_calls_change_little():
+    fit, everything = times(), list(calls(np.random.default_rng(0), 30))
+    for counts in everything:
+        fit.add(counts, float(counts @ PRIOR))
+    before = fit.costs(4)
+    for counts, disturbed in zip(everything, (3, 1, 3, 3, 0.3, 1), strict=False):
+        fit.add(counts, disturbed * float(counts @ PRIOR))
+    assert fit.costs(4) == pytest.approx(before, rel=0.15)
+
+
 def test_a_narrower_step_takes_no_longer_whatever_the_calls_say():
     rng, fit = np.random.default_rng(0), times()
     true = PRIOR * np.where(np.arange(7) == 6, 3.0, 1.0)  # something disturbed all calls with plain steps

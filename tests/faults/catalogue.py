@@ -114,6 +114,20 @@ FAULTS = (
         ("tests/drafts/test_tree.py::test_the_cheapest_paths_are_kept_and_equal_ones_are_one",),
     ),
     Fault(
+        "costs of steps stay those of a machine that has changed",
+        "jlade/costs/learned.py",
+        "if len(self.unusual) == CHANGED:",
+        "if len(self.unusual) == -1:",
+        ("tests/costs/test_learned.py::test_costs_follow_a_machine_that_changes",),
+    ),
+    Fault(
+        "two disturbed calls are taken for another machine",
+        "jlade/costs/learned.py",
+        "CHANGED = 3",
+        "CHANGED = 1",
+        ("tests/costs/test_learned.py::test_two_disturbed_calls_change_little",),
+    ),
+    Fault(
         "a layer of recycled drafts forgets the odds of the one before",
         "jlade/drafts/recycled.py",
         "costs[:, None] + record_lib.cost(chances)",
