@@ -54,7 +54,7 @@ class Times:
       precision: [K, K] of the times in seconds, by the calls alone.
       moment: [K] the product of `precision` and the times that fit best.
       counts: [K] how often the calls had each part. Like the other sums, it forgets old calls.
-      unusual: the last calls, as far as they were unusual in the same way: parts, seconds, and whether they were slower.
+      unusual: the last calls, if they were unusual in the same way: parts, seconds, and whether they were slower.
     """
 
     prior: np.ndarray

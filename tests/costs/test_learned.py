@@ -55,7 +55,7 @@ def test_before_a_call_they_are_those_of_the_prior_and_a_disturbed_call_changes_
 
 @pytest.mark.parametrize("busy", [1.0, 1.3])
 def test_costs_follow_a_machine_that_changes(busy):
-    """Another process takes a core, and later ends; wide steps lose half of their speed, plain ones nothing or a bit."""
+    """Another process takes a core and later ends; wide steps lose half of their speed, plain ones little."""
     rng, fit = np.random.default_rng(0), times()
     slower = PRIOR * np.array([1, 1, 1, 2.0, 1.7, 1.5, busy])
     for true in (PRIOR, slower, PRIOR):
