@@ -670,12 +670,23 @@ def speed() -> Iterator[str]:
 
 
 def priors() -> Iterator[str]:
-    for name, tasks in {"prior_demo": ("code", "prose"), "prior_smollm2": ("humaneval", "mtbench")}.items():
-        for run, found in read(name)["tokens_per_step"].items():
-            setting, temperature = run.split(", ")
-            cells = (f"{found[task]['without']:.2f}, {found[task]['with']:.2f}" for task in (*tasks, "all"))
-            shown = {"prior_demo": "demo", "prior_smollm2": "SmolLM2"}[name], setting.replace("=", " of ")
-            yield row(*shown, "greedy" if temperature == "0.0" else temperature, *cells)
+    for run, found in read("prior_demo")["tokens_per_step"].items():
+        setting, temperature = run.split(", ")
+        cells = (f"{found[task]['without']:.2f}, {found[task]['with']:.2f}" for task in ("code", "prose", "all"))
+        yield row("demo", setting.replace("=", " of "), "greedy" if temperature == "0.0" else temperature, *cells)
+    without, tasks = bench("bench_smollm2_tree"), ("humaneval", "mtbench", "all")
+    for run, found in {
+        **read("prior_smollm2_63")["tokens_per_step"],
+        **read("prior_smollm2")["tokens_per_step"],
+    }.items():
+        setting, temperature = run.replace("=", " of ").split(", ")
+        if temperature == "0.0":
+            cells = (f"{without[setting][task]:.2f}, {found[task]['with']:.2f}" for task in tasks)
+            yield row("SmolLM2", setting, "greedy", *cells)
+        else:
+            yield row(
+                "SmolLM2", setting, f"{temperature}, with it alone", *(f"{found[task]['with']:.2f}" for task in tasks)
+            )
 
 
 SMOLLM2_METHODS = {
