@@ -4,6 +4,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 import sys
 from typing import Any
 
@@ -21,7 +22,7 @@ def provenance() -> dict[str, Any]:
     command = ["jlade", *arguments] if is_jlade else ["python", *sys.orig_argv[1:]]  # which has the -m of a module
     return {
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(command),
+        "command": shlex.join(command),
         "processor": devices.processor(),
         "cores": os.cpu_count(),
         "device": mesh.default_device().device_kind,
