@@ -1,6 +1,7 @@
 """The page of a trace in a browser."""
 
 import dataclasses
+import math
 import re
 
 import numpy as np
@@ -53,7 +54,9 @@ def check_shows(page, found, number):
     end = found.prompt_length + sum(len(s.accepted) for s in found.steps[:number])
     status = page.locator("#status").inner_text()
     assert status.startswith(f"Step {number} of {len(found.steps)}: {len(step.accepted)} token")
-    assert f" {(end - found.prompt_length) / number:.2f} tokens per step so far" in status
+    exact = (end - found.prompt_length) / number
+    hundredths = math.floor(100 * exact + 0.5)  # as JavaScript rounds, to which Python prefers even digits
+    assert f" {hundredths / 100:.2f} tokens per step so far" in status
     slider = page.get_by_role("slider", name="Step")
     assert slider.input_value() == str(number)
     assert slider.get_attribute("aria-valuetext").startswith(f"step {number} of {len(found.steps)}, ")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.drafts import tree as tree_lib
-from jlade.drafts.tree import NONE, Tree, TreeShape
+from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 from tests import reference
 
@@ -133,7 +133,8 @@ def test_rejection_has_the_law_of_algorithm_4(candidates, seed, is_merged):
     tokens = jnp.array(candidates, jnp.int32).reshape(-1)
     tree = Tree(tokens, SHAPE, jnp.zeros_like(tokens), None)
     if is_merged:
-        tree = tree_lib.merge(tokens, SHAPE, np.arange(15, dtype=np.int32), jnp.arange(1, 16), 7)
+        proposals = Proposals.of(SHAPE, tokens, jnp.zeros_like(tokens))
+        tree = tree_lib.merge(proposals, np.arange(15, dtype=np.int32), jnp.arange(1, 16), 7)
     distribution, paths = random_model(seed), paths_of(tree)
     expected = reference.law_of_sampling(distribution, [path for path in paths if NONE not in path])
     assert sum(expected.values()) == 1
