@@ -87,19 +87,18 @@ class Times:
             calls = self.unusual
             self.forget()
             for earlier, its_seconds, _ in calls:
-                self._add(earlier, its_seconds)
+                self._add(earlier, its_seconds, self._surprise(earlier, its_seconds))
         else:
-            self._add(counts, seconds)
+            self._add(counts, seconds, surprise)
 
     def _surprise(self, counts: np.ndarray, seconds: float) -> float:
         """Returns by how much a call took longer than expected, relative to its time; 0 for the first one."""
         return (seconds - float(counts @ self._posterior()[0])) / seconds if self.scale else 0.0
 
-    def _add(self, counts: np.ndarray, seconds: float) -> None:
-        surprise = abs(self._surprise(counts, seconds))
+    def _add(self, counts: np.ndarray, seconds: float, surprise: float) -> None:
         if not self.scale:
             self.scale = seconds / float(counts @ self.prior)
-        weight = min(1.0, DISTURBED / max(surprise, DISTURBED)) / (NOISE * seconds) ** 2
+        weight = min(1.0, DISTURBED / max(abs(surprise), DISTURBED)) / (NOISE * seconds) ** 2
         keep = 1 - 1 / MEMORY
         self.precision = keep * self.precision + weight * np.outer(counts, counts)
         self.moment = keep * self.moment + weight * seconds * counts

@@ -11,7 +11,6 @@ The row that chose the current token also tells of the token after it: its runne
 """
 
 import dataclasses
-import functools
 from typing import Any, Self
 
 import flax.struct
@@ -100,7 +99,6 @@ class RecycledLogits:
     last: jax.Array
 
 
-@functools.cache
 def widths(size: int, depth: int) -> tuple[int, ...]:
     """Returns the numbers of drafts of each depth, up to `depth` of 1 or more, for a tree of `size`."""
     found = [2 * RANKS]  # all that follow the text
