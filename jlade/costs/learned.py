@@ -1,9 +1,12 @@
 """The cost of a step at each width, learned from the calls of `lookahead="auto"`.
 
-The wall time of a call is the sum of its parts: the call itself, its forward passes over chunks of the prompt, and its
-steps at each level. A Bayesian linear regression finds the time of each part. Its prior is the estimate of the device's
-data sheet, or the measurements of `jlade.tune`; both say more of the ratios of these times than of the times. No call
-waits for a measurement, and none compiles anything for it.
+The wall time of a call is the sum of its parts: the call itself, its forward passes over chunks of the prompt, its
+reading of earlier tokens, and its steps at each level. A Bayesian linear regression finds the time of each part. Its
+prior is the estimate of the device's data sheet, or the measurements of `jlade.tune`; both say more of the ratios of
+these times than of the times. No call waits for a measurement, and none compiles anything for it.
+
+Attention reads the earlier tokens in every step, and takes about the same share of a wide step as of a narrow one. So
+their number is no reason for another width, but without it a call with a long prompt seems to be slow.
 
 The machine may change: another process takes a core, and wide steps then lose more than narrow ones. Where several
 calls in a row are all slower than expected, or all faster, those before them no longer count.
@@ -38,6 +41,7 @@ OVERHEAD = 1.0  # standard deviation of the time of drafting, which all steps th
 DISTURBED = 3 * NOISE  # a call whose time differs by more than this counts for less
 UNUSUAL = 2 * NOISE  # a call whose time differs by more than this may tell of a change
 CHANGED = 3  # unusual calls in a row, all slower or all faster, after which the machine is another one
+CONTEXT = 0.3  # standard deviation of the time that 1,000 earlier tokens add to a step, relative to it
 CALL = 5.0  # standard deviation of the time of a call itself, in plain steps
 MOST = 1e30  # of a number in the file; the square of a larger one is none
 LEAST = 0.3  # of the prior's time: no step is taken to be faster
@@ -158,18 +162,26 @@ class Learned:
             return
         most = int(np.max(np.asarray(inputs.lengths))) - 1
         passes = prefill.num_passes(config.chunks, inputs.prompts.shape[1], most)
-        self._learn(inputs, config, np.array([1, *passes, *num_steps], float), seconds)
+        self._learn(inputs, config, num_steps, seconds, 1, *passes)
 
     def learn_steps(self, inputs: Inputs, config: DecodeConfig, num_steps: np.ndarray, seconds: float) -> None:
         """Learns as `learn` does from steps alone, without the reading of the prompts."""
-        self._learn(inputs, config, np.array([0] * (1 + len(config.chunks)) + [*num_steps], float), seconds)
+        self._learn(inputs, config, num_steps, seconds)
 
-    def learn_round(self, num_steps: np.ndarray, seconds: float) -> None:
-        """Learns from steps alone as `learn_steps` does, by programs that have run before, in one process."""
+    def learn_round(self, num_steps: np.ndarray, context: float, seconds: float) -> None:
+        """Learns from steps alone as `learn_steps` does, by programs that have run before, in one process.
+
+        Args:
+          num_steps: [L] int32, steps at each level.
+          context: mean number of tokens of the longest sequence in these steps.
+          seconds: wall time.
+        """
         with self._lock:
-            self._add(np.array([0] * (len(self._times.prior) - self._num_levels) + [*num_steps], float), seconds)
+            self._add(num_steps, context, seconds)
 
-    def _learn(self, inputs: Inputs, config: DecodeConfig, counts: np.ndarray, seconds: float) -> None:
+    def _learn(
+        self, inputs: Inputs, config: DecodeConfig, num_steps: np.ndarray, seconds: float, *others: float
+    ) -> None:
         if config.mesh is not None and config.mesh.is_multi_process:
             return  # processes must take the same steps, and to exchange what each learns would make them wait
         leaves, structure = jax.tree.flatten(inputs)
@@ -178,10 +190,14 @@ class Learned:
             if program not in self._programs:
                 self._programs.add(program)
                 return
-            self._add(counts, seconds)
+            # The text grows by a token or a few in each step.
+            self._add(num_steps, float(np.max(np.asarray(inputs.lengths))) + np.sum(num_steps) / 2, seconds, *others)
 
-    def _add(self, counts: np.ndarray, seconds: float) -> None:
-        self._times.add(counts, seconds)
+    def _add(self, num_steps: np.ndarray, context: float, seconds: float, *others: float) -> None:
+        """Learns from steps and from others, the counts of a call and of its passes; without these there are none."""
+        steps = float(num_steps @ self._times.prior[-self._num_levels :])
+        others = others or (0,) * (len(self._times.prior) - self._num_levels - 1)
+        self._times.add(np.array([*others, steps * context / 1000, *num_steps], float), seconds)
         self.num_calls += 1
         if self.num_calls & (self.num_calls - 1) == 0 or self.num_calls % MEMORY == 0:  # seldom: it takes 1 ms
             self._write()
@@ -261,9 +277,9 @@ def _find(passes: tuple[float, ...], steps: tuple[float, ...], num_drafting: int
 
     Steps at the first `num_drafting` levels make drafts.
     """
-    prior = np.array([1.0, *passes, *steps])
+    prior = np.array([1.0, *passes, 0.0, *steps])
     drafts = np.zeros(len(prior))
     drafts[len(prior) - len(steps) :][:num_drafting] = 1
-    own = np.array([CALL, *passes, *(DOUBT * step for step in steps)])
+    own = np.array([CALL, *passes, CONTEXT, *(DOUBT * step for step in steps)])
     covariance = np.diag(own**2) + np.outer(prior, prior) + OVERHEAD**2 * np.outer(drafts, drafts)
     return Learned(len(steps), Times(prior, covariance), path)

@@ -185,7 +185,7 @@ class Running:
             width.rest(int(np.max(shown.num_steps - self._num_steps)))
         self._num_steps = shown.num_steps
         if goes_on and not another:
-            width.learn(time.perf_counter() - begin)
+            width.learn(int(shown.num_tokens[[*self.jobs]].max()), time.perf_counter() - begin)
         return shown
 
     def _until(self, num_rows: int) -> HostArray:

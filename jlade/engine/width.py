@@ -76,7 +76,8 @@ class Width:
         # Between rounds on the host: so it is the same to a program whether another program made it or not.
         self._pace = None if costs is None else mesh_lib.fetch(adaptive.start(costs))
         self._before = self._pace  # the last round
-        self._num_steps, self._seconds = np.zeros(np.shape(costs), np.int32), 0.0  # since the last lesson
+        # Since the last lesson: steps, their tokens of context together, and their time.
+        self._num_steps, self._context, self._seconds = np.zeros(np.shape(costs), np.int32), 0, 0.0
 
     @property
     def rests(self) -> int:
@@ -106,13 +107,16 @@ class Width:
         self._before, self._pace = self._pace, mesh_lib.fetch(state.pace)
         return bare(state)
 
-    def learn(self, seconds: float) -> None:
-        """Learns from the time of the round that `take` ended."""
+    def learn(self, context: int, seconds: float) -> None:
+        """Learns from the round that `take` ended, by the tokens of its longest row and its time."""
         if self._learned is None or self._before is None or self._pace is None:
             return
-        self._num_steps = self._num_steps + self._pace.num_steps - self._before.num_steps
+        num_steps = self._pace.num_steps - self._before.num_steps
+        self._num_steps = self._num_steps + num_steps
+        self._context += int(num_steps.sum()) * context
         self._seconds += seconds
-        if self._num_steps.sum() >= LESSON:
-            self._learned.learn_round(self._num_steps, self._seconds)
+        total = int(self._num_steps.sum())
+        if total >= LESSON:
+            self._learned.learn_round(self._num_steps, self._context / total, self._seconds)
             self.costs = self._learned.costs()
-            self._num_steps, self._seconds = np.zeros_like(self._num_steps), 0.0
+            self._num_steps, self._context, self._seconds = np.zeros_like(self._num_steps), 0, 0.0

@@ -153,15 +153,27 @@ def test_rounds_of_an_engine_have_costs_of_their_own():
     rounds = learned.find(*arguments, "rounds")
     for _ in range(50):
         num_steps = numbers.integers(1, 40, 3)
-        rounds.learn_round(num_steps, float(num_steps @ times))
+        rounds.learn_round(num_steps, 10, float(num_steps @ times))
     np.testing.assert_allclose(rounds.costs(), [3, 2, 1], rtol=0.1)
     assert (rounds.num_calls, learned.find(*arguments).num_calls) == (50, 0)
+
+
+def test_long_and_short_texts_in_turns_are_no_change_of_the_machine():
+    """4,000 earlier tokens make each step 2.2 times as long."""
+    times, numbers = np.array([2e-3, 1.5e-3, 1e-3]), np.random.default_rng(0)
+    config = request.make(PARAMS, [1], Options()).config
+    fit = learned.find(PARAMS, config.decoder, 1, None, config.lookahead, config.chunks, "texts")
+    for number in range(60):
+        num_steps, context = numbers.integers(1, 40, 3), 4000 if number // 3 % 2 else 10
+        fit.learn_round(num_steps, context, float(num_steps @ times) * (1 + 0.3 * context / 1000))
+        if number >= 10:
+            np.testing.assert_allclose(fit.costs(), [2, 1.5, 1], rtol=0.15)
 
 
 def test_learn_false_neither_uses_what_calls_taught_nor_teaches():
     before = find(PARAMS).costs()
     for _ in range(20):
-        find(PARAMS).learn_round(np.array([8, 0, 2]), 8 * 9e-3 + 2 * 1e-3)
+        find(PARAMS).learn_round(np.array([8, 0, 2]), 10, 8 * 9e-3 + 2 * 1e-3)
     requests = [request.make(PARAMS, [1, 2, 3], Options(max_new_tokens=40, learn=learn)) for learn in (True, False)]
     assert [each.learned is not None for each in requests] == [True, False]
     assert requests[0].inputs.costs[0] > 1.2 * before[0]

@@ -174,8 +174,9 @@ def test_auto_is_as_wide_as_any_number_of_rows_wants(of_sizes, expected, monkeyp
 def test_rounds_teach_the_costs_of_their_number_of_rows(monkeypatch):
     lessons = {}
 
-    def learn_round(self, num_steps, seconds):
+    def learn_round(self, num_steps, context, seconds):
         assert num_steps.sum() >= width.LESSON
+        assert 2 < context < 62
         assert 0 < seconds < 300
         lessons.setdefault(id(self), []).append(num_steps)
 

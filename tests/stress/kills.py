@@ -320,13 +320,13 @@ def saved_setting(place: Path) -> Any:
 
 
 def learned(place: Path) -> Learned:
-    return Learned(3, Times(np.array([1.0, 1.0, 3.0, 2.0, 1.0]), np.eye(5)), place / "costs.json")
+    return Learned(3, Times(np.array([1.0, 1.0, 0.0, 3.0, 2.0, 1.0]), np.eye(6)), place / "costs.json")
 
 
 def learn(place: Path) -> int:
     costs = learned(place)
     for number in range(64 * SAVES):
-        costs.learn_round(np.array([number % 3, 1, 2]), 1.0)
+        costs.learn_round(np.array([number % 3, 1, 2]), 10, 1.0)
     return 0
 
 
