@@ -24,6 +24,7 @@ from jlade.constraints.constraint import Constraint
 from jlade.conversion import checkpoint, generation_settings, location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import Sharding
+from jlade.drafts import graded
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.prior import PriorTable
@@ -38,7 +39,8 @@ from jlade.models import quantization
 from jlade.models.llama import LlamaParams
 
 CORPUS = "tokens", "order", "keys", "latest", "known", "after"  # the files of a corpus
-PRIOR, VOCABULARY = ("pairs", "after_pair", "after_token"), "vocabulary"  # the arrays of a prior's file, its metadata
+PRIOR = "pairs", "after_pair", "after_token"  # the arrays of a prior's file
+VOCABULARY, LIMITS = "vocabulary", "grades"  # its metadata
 NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
@@ -219,7 +221,7 @@ def save_prior(prior: Prior, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"prior must be a Prior, got {type(prior).__name__}")
     arrays = {name: np.ascontiguousarray(getattr(prior.table, name)) for name in PRIOR}
     with written_whole(path, replace=True) as file:
-        file.write_bytes(serialized(arrays, metadata={VOCABULARY: prior.vocabulary}))
+        file.write_bytes(serialized(arrays, metadata={VOCABULARY: prior.vocabulary, LIMITS: f"{graded.LIMITS}"}))
 
 
 def load_prior(path: str | os.PathLike[str]) -> Prior:
@@ -230,7 +232,9 @@ def load_prior(path: str | os.PathLike[str]) -> Prior:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            vocabulary = (file.metadata() or {})[VOCABULARY]
+            vocabulary, grades = ((file.metadata() or {})[name] for name in (VOCABULARY, LIMITS))
+            if grades != f"{graded.LIMITS}":
+                raise ValueError(f"its tokens have grades by {grades}, and this version of jlade has {graded.LIMITS}")
             table = PriorTable(**{name: file.get_tensor(name) for name in PRIOR})
         prior = Prior(table, vocabulary, os.fspath(path))
         prior.check()

@@ -71,10 +71,10 @@ class VocabularyShard(NamedTuple):
         of_all = jax.lax.pmax(highest, self.axes)
         return of_all, jax.lax.pmin(jnp.where(highest == of_all, token, self.size - 1), self.axes)
 
-    def top(self, logits: jax.Array, number: int) -> jax.Array:
-        """Returns the indices of the highest of logits [..., V], given this device's slice, as int32 [..., number].
+    def top(self, logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+        """Returns the indices of the highest of logits [..., V], given this device's slice, and these logits.
 
-        -1 stands for those that a small vocabulary lacks. If there is NaN, they are any indices.
+        Both are [..., number]. -1 and -inf stand for those that a small vocabulary lacks. If there is NaN, any are.
         """
         kept = min(number, logits.shape[-1])
         values, places = jax.lax.platform_dependent(
@@ -86,9 +86,9 @@ class VocabularyShard(NamedTuple):
         tokens = self.first + places
         if self.axes:
             values, tokens = (jax.lax.all_gather(x, self.axes, axis=x.ndim - 1, tiled=True) for x in (values, tokens))
-            _, tokens = _highest(values, tokens, min(number, values.shape[-1]))
+            values, tokens = _highest(values, tokens, min(number, values.shape[-1]))
         missing = [(0, 0)] * (logits.ndim - 1) + [(0, number - tokens.shape[-1])]
-        return jnp.pad(tokens, missing, constant_values=-1)
+        return jnp.pad(tokens, missing, constant_values=-1), jnp.pad(values, missing, constant_values=-jnp.inf)
 
 
 def _without_nan(logits: jax.Array) -> jax.Array:

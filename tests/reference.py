@@ -17,6 +17,7 @@ NextToken = Callable[[list[int]], int]
 Distribution = Callable[[list[int]], Mapping[int, Fraction]]  # of the next token
 Path = tuple[int, ...]
 Kind = tuple[str, int]
+Graded = tuple[int, int]  # a token and its grade
 
 
 class Pool:
@@ -75,10 +76,10 @@ class Sources:
     Args:
       size: tokens of the tree.
       reach: most tokens of a draft, by source.
-      best: maps a text to its most probable next tokens.
+      best: maps a text to its most probable next tokens, each with a grade.
       rates: initial acceptance rates of each kind: a source and a number.
       widths: how many recycled drafts there are at each depth.
-      num_ranks: how many tokens the table has for each token, and for each pair of tokens.
+      num_grades: of the tokens that the table has for each token, and for each pair of tokens.
       matches, longest: how many matches are read on, and the length from which on they count as equal.
       others: most tokens that are read after each match but the best one.
       slots: of the pool that are told apart.
@@ -97,10 +98,10 @@ class Sources:
         self,
         size: int,
         reach: Mapping[str, int],
-        best: Callable[[list[int]], list[int]],
+        best: Callable[[list[int]], list[Graded]],
         rates: Mapping[Kind, float],
         widths: Sequence[int],
-        num_ranks: int,
+        num_grades: int,
         matches: int,
         longest: int,
         others: int,
@@ -114,14 +115,14 @@ class Sources:
         guess: Callable[[list[int], int], int] = lambda text, place: END,
         prediction: Prediction | None = None,
         spans: Sequence[int] = (),
-        known: Mapping[tuple[int, ...], list[int]] | None = None,
+        known: Mapping[tuple[int, ...], list[Graded]] | None = None,
     ):
-        self.size, self.reach, self.best, self.widths, self.num_ranks = size, reach, best, widths, num_ranks
+        self.size, self.reach, self.best, self.widths, self.num_grades = size, reach, best, widths, num_grades
         self.matches, self.longest, self.others = matches, longest, others
         self.slots, self.memory = slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
-        self.table: dict[tuple[int, ...], list[int]] = {}  # by one token, and by two
-        self.last = list[int]()  # where the model chose the current token
+        self.table: dict[tuple[int, ...], list[Graded]] = {}  # by one token, and by two
+        self.last = list[Graded]()  # where the model chose the current token
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in rates.items()}
         self.noise, self.noise_reach = noise, noise_reach
         self.next_token, self.guess, self.chain = next_token, guess, list[int]()
@@ -162,10 +163,11 @@ class Sources:
             self.known.get(pair, []),
         ]
         after: list[tuple[int, Kind]] = [
-            (token, ("recycled", rank + first * self.num_ranks)) for rank, token in enumerate(tokens[first])
+            (token, ("recycled", grade + first * self.num_grades)) for token, grade in tokens[first]
         ]
         if place == 0:
-            runners_up = [(token, ("recycled", rank + 2 * self.num_ranks)) for rank, token in enumerate(self.last)]
+            kinds: list[Kind] = [("recycled", rank + 2 * self.num_grades) for rank in range(len(self.last))]
+            runners_up = [(token, kind) for (token, _), kind in zip(self.last, kinds, strict=True)]
             after += [(token, kind) for token, kind in runners_up if token != text[-1]]
         return after
 

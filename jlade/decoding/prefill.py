@@ -25,6 +25,7 @@ from jlade.decoding.state import (
     Memory,
     Prefix,
 )
+from jlade.drafts import graded
 from jlade.drafts.source import RANKS, Passage, Prompt, State, Text
 from jlade.drafts.sources import TABLE, Drafts, Sources
 from jlade.drafts.tree import NONE
@@ -133,11 +134,14 @@ def _read(params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix
 
 
 def best(params: Params, hidden: jax.Array, decoder: Decoder, vocabulary: VocabularyShard) -> jax.Array:
-    """Returns the tokens of the highest logits [B, T, k] of hidden states [B, T, E], a few at a time to save memory."""
+    """Returns the most probable tokens after hidden states [B, T, E], graded [B, T, k].
+
+    To save memory, it takes a few rows at a time.
+    """
     batch_size, size, width = hidden.shape
     together = math.gcd(size, ROWS)
     groups = jnp.swapaxes(hidden.reshape(batch_size, size // together, together, width), 0, 1)
-    found = jax.lax.map(lambda group: vocabulary.top(decoder.logits(params, group), RANKS), groups)
+    found = jax.lax.map(lambda group: graded.best(decoder.logits(params, group), vocabulary), groups)
     return jnp.swapaxes(found, 0, 1).reshape(batch_size, size, RANKS)
 
 

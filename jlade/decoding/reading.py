@@ -119,7 +119,7 @@ def learn(drafts: Drafts, state: DecodeState, block: Block, best: jax.Array | No
       drafts: after the step.
       state: before it.
       block: of the step.
-      best: [T, k] int32, the most probable tokens after those of the block; None if no source reads prompts.
+      best: [T, k] int32, the most probable tokens after those of the block, graded; None if no source reads prompts.
       config: of the step.
     """
     if best is None:

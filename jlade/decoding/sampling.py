@@ -183,7 +183,7 @@ def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, number:
       tokens: [A] int32.
       number: K, of the most probable tokens.
     """
-    top = VocabularyShard(logits.shape[-1]).top(logits, number) if number else jnp.zeros((len(tokens), 0), jnp.int32)
+    top = VocabularyShard(logits.shape[-1]).top(logits, number)[0] if number else jnp.zeros((len(tokens), 0), jnp.int32)
 
     def of(logits: jax.Array, tokens: jax.Array) -> jax.Array:
         return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), jnp.maximum(tokens, 0), axis=-1)

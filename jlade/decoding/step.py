@@ -13,7 +13,8 @@ from jlade.decoding.block import Block, lay_out
 from jlade.decoding.predict import Predictions, predict
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.decoding.verification import Verdict, accept, verify
-from jlade.drafts.source import RANKS, Step, Text
+from jlade.drafts import graded
+from jlade.drafts.source import Step, Text
 from jlade.drafts.sources import Drafts
 from jlade.lookahead import window
 from jlade.lookahead.adaptive import Level
@@ -90,7 +91,7 @@ def forward(params: Params, state: DecodeState, block: Block, config: DecodeConf
     if not (level.drafts and config.sources.readers.sources):
         best = None
     elif block.num_read is None:
-        best = config.vocabulary.top(logits, RANKS)
+        best = graded.best(logits, config.vocabulary)
     else:
         best = prefill.best(params, hidden, config.decoder, config.vocabulary)
     return Seen(logits, best, block_kv)

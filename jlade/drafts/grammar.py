@@ -62,13 +62,12 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
         token = jnp.where(states == REFUSED, NONE, token)[:, None]
         kind = jnp.where(is_certain, CERTAIN, LIKELY)[:, None]
         if text.recycled is not None:
-            best, first = recycled.find(text.recycled, text.prior, last)
+            best, of_best = recycled.find(text.recycled, text.prior, last)
             is_free = ~is_certain & (states != REFUSED)
             if place == 0:
                 is_free &= np.array([True, False])
             best = jnp.where(is_free[:, None], best, NONE)
-            of_first = jnp.where(first == recycled.AFTER_TOKEN, AFTER_TOKEN, AFTER_PAIR)
-            of_best = jnp.broadcast_to(of_first[:, None], best.shape)
+            of_best = jnp.where(of_best < recycled.AFTER_PAIR, AFTER_TOKEN, AFTER_PAIR)
             token, kind = jnp.append(best, token, axis=1), jnp.append(of_best, kind, axis=1)
         after = jnp.where(token == NONE, REFUSED, constraint.after(here[:, None], jnp.maximum(token, 0)))
         token, kind, states = _first(token, kind, after)  # the most probable one that is accepted

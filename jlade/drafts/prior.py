@@ -17,7 +17,7 @@ from jlade.drafts.tree import NONE
 
 @flax.struct.dataclass
 class PriorTable:
-    """The most probable next tokens, the K best first, -1 where none are known.
+    """The most probable next tokens, graded, the K best first, -1 where none are known.
 
     Attributes:
       pairs: int32[P, 2], the pairs that have a place; P is a power of two.
@@ -39,7 +39,7 @@ def place(pairs: Any, num_places: int) -> Any:
 
 
 def find(table: PriorTable, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the best tokens [Q, k] after pairs [Q, 2], and whether the table has these [Q].
+    """Returns the best tokens, graded [Q, k], after pairs [Q, 2], and whether the table has these [Q].
 
     Those after the second token take the place of those after an unknown pair.
     """

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig
+from jlade.drafts import graded, suffix
 from jlade.drafts import prior as prior_lib
 from jlade.drafts import record as record_lib
-from jlade.drafts import suffix
+from jlade.drafts.graded import GRADES
 from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import RANKS, Guide, Passage, Source, Step, Text
 from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
@@ -30,21 +31,25 @@ from jlade.vocabulary import VocabularyShard
 SHARES = (0.36, 0.3, 0.24, 0.18, 0.13, 0.1, 0.07)  # drafts of each depth from the second on, relative to the tree's
 LEAST = 2  # of a depth
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
-# Acceptance rates by rank in the table: after unknown pairs and after known ones. Measured with SmolLM2, but for those
-# of a prior, which are assumed: with the rates of texts, 0.28 at first, it accepts fewer tokens.
-RATES_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
-RATES_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
-RATES_AFTER_PRIOR_PAIRS = (0.5, 0.12, 0.07, 0.05, 0.035, 0.025, 0.018, 0.015)
-RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # the first where another one was drawn
+# Acceptance rates by grade: after unknown pairs and after known ones. Measured with SmolLM2, but for those of a prior,
+# which are assumed.
+RATES_AFTER_TOKENS = (0.45, 0.47, 0.48, 0.38, 0.25, 0.095, 0.035, 0.015)
+RATES_AFTER_PAIRS = (0.92, 0.85, 0.73, 0.55, 0.34, 0.105, 0.036, 0.008)
+RATES_AFTER_PRIOR_PAIRS = (0.85, 0.78, 0.65, 0.45, 0.28, 0.1, 0.036, 0.012)
+RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # by rank, the first if another was drawn
 # The first kinds after a token, after a pair, of the runners-up, and after a pair of a prior.
-AFTER_TOKEN, AFTER_PAIR, RUNNERS_UP, AFTER_PRIOR_PAIR = range(0, 4 * RANKS, RANKS)
+AFTER_TOKEN, AFTER_PAIR, RUNNERS_UP, AFTER_PRIOR_PAIR = range(0, 4 * GRADES, GRADES)
+LIKELY, CERTAIN = (
+    AFTER_TOKEN + 2,
+    AFTER_PAIR,
+)  # kinds of tokens that a grammar makes likely, and of those that it leaves
 
 
 @dataclasses.dataclass(frozen=True)
 class Recycled(Source):
     """The most probable tokens after the current one, and after these.
 
-    Kinds are ranks after tokens, ranks after pairs, ranks of the runners-up, and ranks after pairs of a prior.
+    Kinds are grades after tokens, grades after pairs, ranks of the runners-up, and grades after pairs of a prior.
     """
 
     about = "most probable tokens when last seen"
@@ -84,7 +89,7 @@ class Recycled(Source):
 
 @flax.struct.dataclass
 class RecycledLogits:
-    """The most probable next tokens of one sequence, best first, -1 where none are known; of a batch with an axis B.
+    """The most probable next tokens of a sequence, graded, best first, -1 where none are known; a batch has an axis B.
 
     Attributes:
       after_token: int32[V, 8], after each token.
@@ -134,7 +139,7 @@ def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
 
 
 def find(table: RecycledLogits, prior: PriorTable | None, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the best tokens [Q, k] after pairs [Q, 2], and the kinds [Q] of the first ones.
+    """Returns the best tokens after pairs [Q, 2] and their kinds, both [Q, k].
 
     They are those after the pair in the table, else in the prior; else those after the second token, in the same order.
     """
@@ -143,12 +148,12 @@ def find(table: RecycledLogits, prior: PriorTable | None, pairs: jax.Array) -> t
     after_token = table.after_token[jnp.maximum(pairs[:, 1], 0)]
     best = jnp.where(is_pair[:, None], table.after_pair[at], after_token)
     kind = jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)
-    if prior is None:
-        return best, kind
-    of_prior, is_pair_of_prior = prior_lib.find(prior, pairs)
-    is_of_prior = ~is_pair & (is_pair_of_prior | (best[:, 0] == NONE))
-    best = jnp.where(is_of_prior[:, None], of_prior, best)
-    return best, jnp.where(is_of_prior & is_pair_of_prior, AFTER_PRIOR_PAIR, kind)
+    if prior is not None:
+        of_prior, is_pair_of_prior = prior_lib.find(prior, pairs)
+        is_of_prior = ~is_pair & (is_pair_of_prior | (best[:, 0] == NONE))
+        best = jnp.where(is_of_prior[:, None], of_prior, best)
+        kind = jnp.where(is_of_prior & is_pair_of_prior, AFTER_PRIOR_PAIR, kind)
+    return graded.tokens(best), kind[:, None] + graded.grades(best)
 
 
 def draft(
@@ -167,14 +172,13 @@ def draft(
       prior: of other texts, None for none.
       last: [2] int32, the last tokens of the text; `NONE` before the first one.
       widths: the numbers of drafts of each depth, with the sum L.
-      rates: [4 k] float32, acceptance rates of the kinds, see the result.
+      rates: [K] float32, acceptance rates of the kinds of `Recycled`.
       noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
       guide: tokens that its constraint does not accept are no drafts, and those that are likely by it are; None for
         none.
 
     Returns:
-      L proposals, whose kinds are ranks in a table, plus k after pairs and 3 k after those of the prior, or ranks of
-      runners-up plus 2 k.
+      L proposals.
     """
     total = sum(widths)
     layers: list[Proposals] = []
@@ -182,10 +186,10 @@ def draft(
     pairs, costs, lineage = last[None], jnp.zeros(1, jnp.int32), jnp.full((1, len(widths)), total, jnp.int32)
     states: Any = None if guide is None else guide.state[None]
     for depth, width in enumerate(widths):
-        best, first = find(table, prior, pairs)
-        kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + first[:, None]
+        best, kind = find(table, prior, pairs)
         if depth == 0:
-            runners_up = jnp.where(table.last == last[1], NONE, table.last)
+            chosen_among = graded.tokens(table.last)
+            runners_up = jnp.where(chosen_among == last[1], NONE, chosen_among)
             best = jnp.append(best, runners_up[None], axis=1)
             kind = jnp.append(kind, RUNNERS_UP + jnp.arange(RANKS, dtype=jnp.int32)[None], axis=1)
         if guide is not None:
@@ -228,8 +232,7 @@ def _guided(best: jax.Array, kind: jax.Array, constraint: Any, states: jax.Array
     is_known = best == likely[:, None]
     best = jnp.where(is_known & is_certain[:, None], NONE, best)
     likely = jnp.where(jnp.any(is_known, axis=1) & ~is_certain, NONE, likely)
-    # A likely token counts as the first one after a token, and one that is certain as the first one after a pair.
-    of_likely = jnp.where(is_certain, RANKS, 0)
+    of_likely = jnp.where(is_certain, CERTAIN, LIKELY)
     return jnp.append(best, likely[:, None], axis=1), jnp.append(kind, of_likely[:, None], axis=1)
 
 
@@ -239,7 +242,7 @@ def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.
     Args:
       table: before.
       pairs: [R, 2] int32, the token before the one that each row read, `NONE` for none, and that one.
-      best: [R, k] int32, the tokens of the row's highest logits.
+      best: [R, k] int32, the most probable tokens after each, graded.
       order: [R] int32, different numbers: of several rows for a place the last one by `order` counts. Negative for rows
         to leave out.
     """

@@ -58,7 +58,7 @@ class Passage(NamedTuple):
 
     tokens: jax.Array  # [T] int32
     previous: jax.Array  # [T] int32, the token before each, `tree.NONE` for none
-    best: jax.Array  # [T, k] int32, the most probable tokens after each
+    best: jax.Array  # [T, k] int32, the most probable tokens after each, graded: see `jlade.drafts.graded`
     length: jax.Array  # [] int32, how many of them are of the prompt
 
 
@@ -74,8 +74,8 @@ class Step(NamedTuple):
     tree: Tree  # M drafts that the model read
     path: jax.Array  # int32, places in the tree of the accepted drafts, but for the last accepted token
     predictions: jax.Array  # [1 + M] int32, the model's tokens after the current one and after each draft
-    # [1 + W + M, k] int32, the most probable tokens after the current one, the newest window row and the drafts; None
-    # if no source reads prompts.
+    # [1 + W + M, k] int32, graded: the most probable tokens after the current one, the newest window row, the drafts;
+    # None if no source reads prompts.
     best: jax.Array | None
 
 

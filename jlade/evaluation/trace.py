@@ -12,6 +12,7 @@ from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import DecodeState
+from jlade.drafts import graded
 from jlade.drafts.record import BIT
 from jlade.drafts.sources import TABLE
 from jlade.drafts.tree import NONE, Tree
@@ -209,6 +210,7 @@ def _snapshot(state: DecodeState) -> _Snapshot:
     found = mesh.fetch((state.tokens, state.window, drafts.tree, pool, table, state.done))
     # The next step takes over some of these buffers.
     tokens, window, tree, pool, table, done = jax.tree.map(lambda x: x[0].copy(), found)
+    table = None if table is None else graded.tokens(table)
     length, level = mesh.fetch((state.num_tokens, level))
     return _Snapshot(tokens[: length[0]], window, tree, pool, table, 0 if level is None else int(level), bool(done))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig
+from jlade.drafts import graded
 from jlade.drafts import prior as tables
 from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import RANKS
@@ -55,7 +56,8 @@ class Prior:
     @functools.cached_property
     def largest_token(self) -> int:
         """Of those that drafts may be."""
-        return int(max(np.max(array, initial=NONE) for array in (self.table.after_pair, self.table.after_token)))
+        highest = max(np.max(array, initial=NONE) for array in (self.table.after_pair, self.table.after_token))
+        return int(graded.tokens(highest))
 
     @functools.cached_property
     def on_device(self) -> PriorTable:
@@ -122,11 +124,11 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
 
 
 def _means(keys: np.ndarray, best: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the different keys [m], the tokens after each [m, k] of the highest mean probabilities, and counts [m].
+    """Returns the different keys [m], the tokens of the highest mean probabilities after each [m, k], and counts [m].
 
     Args:
       keys: [n] int64.
-      best, chances: see `table_of`. A token that is not among the best ones has no probability.
+      best, chances: see `table_of`. A token that is not among the best ones has none.
     """
     known, row, counts = np.unique(keys, return_inverse=True, return_counts=True)
     row, token, chance = np.repeat(row, best.shape[1]), best.reshape(-1), chances.reshape(-1).astype(np.float64)
@@ -136,11 +138,12 @@ def _means(keys: np.ndarray, best: np.ndarray, chances: np.ndarray) -> tuple[np.
     row, token, chance = row[first], token[first], np.add.reduceat(chance, first)
     chance[token == NONE] = -1.0
     order = np.lexsort((-chance, row))
-    row, token = row[order], token[order]
+    row, token, chance = row[order], token[order], chance[order]
     rank = np.arange(len(row)) - np.searchsorted(row, row)
     after = np.full((len(known), RANKS), NONE, np.int32)
     is_kept = rank < RANKS
-    after[row[is_kept], rank[is_kept]] = token[is_kept]
+    row, rank = row[is_kept], rank[is_kept]
+    after[row, rank] = graded.of(token[is_kept].astype(np.int32), chance[is_kept] / counts[row])
     return known, after, counts
 
 
@@ -192,9 +195,8 @@ def _best(params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     def of_window(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:  # the logits of all take much memory
         logits = decoder.logits(params, hidden[None])[0].astype(jnp.float32)
-        best = VocabularyShard(decoder.vocab_size).top(logits, RANKS)
-        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        return best, jnp.exp(jnp.take_along_axis(logits, jnp.maximum(best, 0), axis=-1) - total)
+        best, highest = VocabularyShard(decoder.vocab_size).top(logits, RANKS)
+        return best, jnp.exp(highest - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
 
     found: tuple[jax.Array, jax.Array] = jax.lax.map(of_window, hidden)
     return found

@@ -17,7 +17,7 @@ from jlade import LookaheadConfig
 from jlade.config import PLAIN, REACH
 from jlade.decoding import loop, prefill, sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
-from jlade.drafts import chain, pool, prediction, record, sources, suffix
+from jlade.drafts import chain, graded, pool, prediction, record, sources, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.tree import NONE
 from jlade.generation import prior as prior_lib
@@ -56,6 +56,22 @@ def logits_of(seed):
     return lambda text: logits(tuple(text))
 
 
+def graded_after(seed, text):
+    """The most probable tokens after a text, and the grades of their probabilities among themselves."""
+    logits = np.asarray(logits_of(seed)(text))
+    best = np.argsort(-logits, kind="stable")[: recycling.RANKS]
+    chances = np.exp(logits[best] - logits[best].max())
+    return [(int(token), grade(chance)) for token, chance in zip(best, chances / chances.sum(), strict=True)]
+
+
+def grade(chance):
+    return sum(chance < limit for limit in graded.LIMITS)
+
+
+def pairs_of(row):
+    return [(each // graded.GRADES, each % graded.GRADES) for each in row if each != NONE]
+
+
 def next_token_of(seed):
     return lambda text: int(np.argmax(logits_of(seed)(text)))
 
@@ -77,10 +93,10 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicte
     return reference.Sources(
         lookahead.tree_size,
         lookahead.reach,
-        lambda text: np.argsort(-logits_of(seed)(text), kind="stable")[: recycling.RANKS].tolist(),
+        functools.partial(graded_after, seed),
         rates,
         recycling.widths(recycled.size, recycled.depth) if recycled else (),
-        recycling.RANKS,
+        graded.GRADES,
         suffix.MATCHES,
         suffix.LONGEST,
         suffix.OTHERS,
@@ -202,10 +218,10 @@ def test_equals_the_reference_with_a_prior(seed, prompt, text, is_of_the_model):
     chances = np.linspace(0.3, 0.0, best.shape[1], dtype=np.float32)[None, :] * np.ones((len(best), 1), np.float32)
     pairs = np.array(list(zip([NONE, *text[:-1]], text, strict=True)), np.int32)
     table = prior_lib.table_of(pairs, best, chances, 13)
-    known = {(token,): [each for each in row if each != NONE] for token, row in enumerate(table.after_token.tolist())}
+    known = {(token,): pairs_of(row) for token, row in enumerate(table.after_token.tolist())}
     for pair, after in zip(table.pairs.tolist(), table.after_pair.tolist(), strict=True):
         if pair[1] != NONE:
-            known[tuple(pair)] = [each for each in after if each != NONE]
+            known[tuple(pair)] = pairs_of(after)
     expected = decode_plainly(seed, prompt, 30, lookahead, key, (), known=known)
     out = jlade.generate(
         tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, prior=jlade.Prior(table)

@@ -10,7 +10,7 @@ from jlade.constraints.automaton import build, literal, sequence
 from jlade.constraints.constraint import guide
 from jlade.constraints.grammar import Tables
 from jlade.constraints.regex import parse
-from jlade.drafts import recycled
+from jlade.drafts import graded, recycled
 from jlade.drafts.grammar import AFTER_PAIR, AFTER_TOKEN, CERTAIN, LIKELY, Grammar
 from jlade.drafts.source import Text
 from jlade.drafts.tree import NONE
@@ -70,7 +70,7 @@ def test_chains_follow_the_grammar_and_the_recycled_logits(seed):
     begin = TOKENIZER.encode('{"name').ids
     best = rng.integers(-1, VOCAB_SIZE, (VOCAB_SIZE, recycled.RANKS))
     (best[begin[-1], 0],) = TOKENIZER.encode('"').ids  # accepted, and not the likely token
-    known = recycled.empty(VOCAB_SIZE).replace(after_token=jnp.asarray(best, jnp.int32))
+    known = recycled.empty(VOCAB_SIZE).replace(after_token=graded.of(best.astype(np.int32), np.full(best.shape, 0.4)))
     state, at = constraint.first, 0
     for token in begin:
         state, at = constraint.advance(state, token), table.advance(at, token)
@@ -103,7 +103,7 @@ def test_pairs_that_are_known_come_before_tokens():
     known = recycled.update(
         recycled.empty(VOCAB_SIZE),
         jnp.array([[x, a], [b, a]]),
-        jnp.tile(jnp.array([[c], [b]]), (1, recycled.RANKS)),
+        jnp.tile(graded.of(jnp.array([[c], [b]]), jnp.array([[0.9], [0.9]])), (1, recycled.RANKS)),
         jnp.array([0, 1]),
     )
     state = constraint.advance(constraint.first, a)
@@ -118,7 +118,7 @@ def test_recycled_logits_are_those_that_the_grammar_accepts():
     best = rng.permuted(np.tile(np.arange(VOCAB_SIZE), (VOCAB_SIZE, 1)), axis=1)[:, : recycled.RANKS]
     (g,) = TOKENIZER.encode("g").ids
     best[g] = rng.choice([TOKENIZER.encode(each).ids[0] for each in "abcdefgh"], recycled.RANKS, replace=False)
-    known = recycled.empty(VOCAB_SIZE).replace(after_token=jnp.asarray(best, jnp.int32))
+    known = recycled.empty(VOCAB_SIZE).replace(after_token=graded.of(best.astype(np.int32), np.full(best.shape, 0.4)))
     source = recycled.Recycled(VOCAB_SIZE, 40, 4)
     shown = Text(jnp.array([g], jnp.int32), jnp.int32(1), None, None, guide(constraint, constraint.first), known)
     proposals = source.propose(known, shown, jnp.asarray(source.rates))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig
 from jlade.config import REACH
-from jlade.drafts import record, suffix
+from jlade.drafts import graded, record, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.source import Prompt, Text
 from jlade.drafts.sources import TABLE, Sources
@@ -71,12 +71,14 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
         (3, 5): [7, 6, 5, 4, 3, 2, 1, 0],
     }
     table = recycling.empty(8)
+    grades = np.random.default_rng(0).integers(0, graded.GRADES, (8, 8)).tolist()  # of each token after each
     for i, (key, best) in enumerate(after.items()):
-        table = update(table, np.array([(NONE, *key)[-2:]]), np.array([best]), np.array([i]))
+        row = [token * graded.GRADES + grades[key[-1]][token] for token in best]
+        table = update(table, np.array([(NONE, *key)[-2:]]), np.array([row]), np.array([i]))
     runners_up = [token for token in after[3, 5] if token != text[-1]]  # of the last row
     after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
 
-    rates = np.concatenate([np.linspace(most, 0.1, recycling.RANKS) for most in (0.5, 0.8, 0.9)])
+    rates = np.concatenate([np.linspace(most, 0.1, graded.GRADES) for most in (0.5, 0.8, 0.9)])
     widths = (16, 6, 9)
     draft = jax.jit(lambda table, *arrays: recycling.draft(table, None, arrays[0], widths, arrays[1], None, None))
     found = draft(table, np.array(text), rates.astype(np.float32))
@@ -87,10 +89,10 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
         longer = []
         for cost, path, _ in layer:
             line = (*text, *path)
-            pair = recycling.RANKS * (line[-2:] in after)
-            options = [(token, i + pair) for i, token in enumerate(after.get(line[-2:], after.get(line[-1:], [])))]
+            pair, found_after = graded.GRADES * (line[-2:] in after), after.get(line[-2:], after.get(line[-1:], []))
+            options = [(token, grades[line[-1]][token] + pair) for token in found_after]
             if not path:
-                options += [(token, 2 * recycling.RANKS + after[3, 5].index(token)) for token in runners_up]
+                options += [(token, 2 * graded.GRADES + after[3, 5].index(token)) for token in runners_up]
             longer += [(cost + costs[kind], (*path, token), kind) for token, kind in options]
         layer = sorted(longer, key=lambda option: option[0])[:width]
         expected += [(path, kind) for _, path, kind in layer]
@@ -132,9 +134,11 @@ def test_a_pair_whose_place_another_one_took_is_unknown():
     table, pairs = recycling.empty(VOCAB), np.array([[0, 5], [82, 16]], np.int32)
     assert recycling.place(pairs[0], VOCAB) == recycling.place(pairs[1], VOCAB)
     for i in range(2):
-        table = update(table, pairs[i : i + 1], np.full((1, recycling.RANKS), i, np.int32), np.array([0]))
-    best, first = jax.jit(recycling.find)(table, None, pairs)
-    assert first.tolist() == [recycling.AFTER_TOKEN, recycling.AFTER_PAIR]
+        table = update(
+            table, pairs[i : i + 1], np.full((1, recycling.RANKS), graded.of(i, 0.9), np.int32), np.array([0])
+        )
+    best, kinds = jax.jit(recycling.find)(table, None, pairs)
+    assert kinds[:, 0].tolist() == [recycling.AFTER_TOKEN + 2, recycling.AFTER_PAIR + 2]
     assert best[:, 0].tolist() == [0, 1]
 
 
@@ -143,14 +147,16 @@ def test_a_prior_has_what_the_table_does_not_know():
     of_text, of_prior = {(3, 4): 10, (5, 6): 11}, {(3, 4): 20, (1, 4): 21, (7, 8): 22}
     table = recycling.empty(VOCAB)
     for pair, token in of_text.items():
-        table = update(table, np.array([pair]), np.full((1, recycling.RANKS), token, np.int32), np.array([0]))
+        table = update(
+            table, np.array([pair]), np.full((1, recycling.RANKS), graded.of(token, 1.0), np.int32), np.array([0])
+        )
     pairs, best = np.array(list(of_prior), np.int32), np.array(list(of_prior.values()), np.int32)[:, None]
     known = prior_lib.table_of(pairs, best, np.ones(best.shape, np.float32), VOCAB)
     asked = {(3, 4): 10, (1, 4): 21, (9, 4): 10, (9, 8): 22, (9, 9): NONE}
     kinds = [recycling.AFTER_PAIR, recycling.AFTER_PRIOR_PAIR, *[recycling.AFTER_TOKEN] * 3]
-    best, first = jax.jit(recycling.find)(table, jax.tree.map(jnp.asarray, known), np.array(list(asked), np.int32))
+    best, found = jax.jit(recycling.find)(table, jax.tree.map(jnp.asarray, known), np.array(list(asked), np.int32))
     assert best[:, 0].tolist() == list(asked.values())
-    assert first.tolist() == kinds
+    assert found[:-1, 0].tolist() == kinds[:-1]
 
 
 @pytest.mark.parametrize("size", [13, 96, 1000])
@@ -159,10 +165,24 @@ def test_the_highest_logits_are_found(size):
     equal = np.round(logits)  # where several are the highest, the first one counts
     np.testing.assert_array_equal(jax.jit(VocabularyShard(size).argmax)(equal), np.argmax(equal, axis=-1))
     found = jax.jit(VocabularyShard(size).top, static_argnums=1)(logits, 8)
-    np.testing.assert_array_equal(found, np.argsort(-logits, axis=-1)[..., :8])
-    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found[0], np.argsort(-logits, axis=-1)[..., :8])
+    np.testing.assert_array_equal(found[1], -np.sort(-logits, axis=-1)[..., :8])
+    assert found[0].dtype == jnp.int32
     few = jax.jit(VocabularyShard(3).top, static_argnums=1)(np.array([[5, 7, 6]], np.float32), 5)
-    assert few.tolist() == [[1, 2, 0, -1, -1]]
+    assert [each.tolist() for each in few] == [[[1, 2, 0, -1, -1]], [[7, 6, 5, -np.inf, -np.inf]]]
+
+
+@pytest.mark.parametrize("size", [3, 40])
+def test_grades_are_by_the_probabilities_of_the_highest_logits(size):
+    logits = 3 * np.random.default_rng(0).normal(size=(6, size)).astype(np.float32)
+    found = np.asarray(jax.jit(graded.best, static_argnums=1)(logits, VocabularyShard(size)))
+    for row, expected in zip(found, logits, strict=True):
+        best = np.argsort(-expected)[: recycling.RANKS]
+        chances = np.exp(expected[best]) / np.sum(np.exp(expected[best]))
+        of_best = [sum(limit > chance for limit in graded.LIMITS) for chance in chances]
+        assert graded.tokens(row).tolist() == [*best, *[NONE] * (recycling.RANKS - len(best))]
+        assert graded.grades(row)[: len(best)].tolist() == of_best
+    assert graded.of(np.array([NONE, 0, 5]), np.array([0.5, 0.99, 0.0])).tolist() == [NONE, 0, 5 * graded.GRADES + 7]
 
 
 def test_the_record_counts_proposals_whose_predecessors_were_accepted():

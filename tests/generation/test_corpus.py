@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig
 from jlade.costs import choice
+from jlade.drafts import graded, suffix
 from jlade.drafts import recycled as recycling
-from jlade.drafts import suffix
 from jlade.drafts.index import candidates
 from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
@@ -68,6 +68,7 @@ def test_recycled_logits_begin_with_the_most_frequent_next_tokens(texts):
         for token, after in itertools.pairwise(text):
             counts[token][after] += 1
     (table,) = np.asarray(corpus_lib.recycled(texts, jlade.Corpus(texts), 1, 13).after_token)
+    table = graded.tokens(table)
     for token in range(13):
         found = [after for after in table[token].tolist() if after != NONE]
         expected = sorted(counts[token].values(), reverse=True)[: recycling.RANKS]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.drafts import graded
 from jlade.drafts import prior as tables
 from jlade.drafts.source import RANKS
 from jlade.drafts.tree import NONE
@@ -31,7 +32,8 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=30, lookahea
 def wrong():
     """A prior of random tokens."""
     prior, rng = jlade.prior(PARAMS, TEXTS), np.random.default_rng(0)
-    arrays = {name: rng.integers(NONE, 13, getattr(prior.table, name).shape, np.int32) for name in vars(prior.table)}
+    most = {"pairs": 13, "after_pair": 13 * graded.GRADES, "after_token": 13 * graded.GRADES}
+    arrays = {name: rng.integers(NONE, end, getattr(prior.table, name).shape, np.int32) for name, end in most.items()}
     return dataclasses.replace(prior, table=tables.PriorTable(**arrays))
 
 
@@ -49,7 +51,9 @@ def test_it_has_the_mean_probabilities_of_the_model():
     found |= {tuple(pair): row for pair, row in pairs if pair[1] != NONE}
     assert found.keys() == seen.keys()
     for key, rows in seen.items():
-        assert found[key] == np.argsort(-np.mean(rows, axis=0))[:RANKS].tolist()
+        mean = np.mean(rows, axis=0)
+        best = np.argsort(-mean)[:RANKS]
+        assert found[key] == graded.of(best.astype(np.int32), mean[best]).tolist()
     assert f"{prior}".startswith("Prior of 7 pairs of tokens, ")
 
 
@@ -62,7 +66,7 @@ def test_a_pair_is_at_its_place_unless_a_more_frequent_one_is(text):
         (at,) = tables.place(np.array([pair], np.int32), len(table.pairs))
         kept = tuple(table.pairs[at].tolist())
         assert kept == pair or counts[kept] >= count
-        assert table.after_pair[at].tolist() == [kept[1]] + [NONE] * (RANKS - 1)
+        assert table.after_pair[at].tolist() == [graded.of(kept[1], 1.0)] + [NONE] * (RANKS - 1)
 
 
 def test_the_places_are_the_same_on_the_device():
@@ -140,7 +144,11 @@ def test_wrong_arguments_are_refused():
     for arguments, error in (
         ({"prior": wrong().table}, "prior must be a jlade.Prior, as jlade.prior makes it, got PriorTable"),
         (
-            {"prior": jlade.Prior(dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13, np.int32)))},
+            {
+                "prior": jlade.Prior(
+                    dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13 * graded.GRADES, np.int32))
+                )
+            },
             "prior holds token id 13; accepted are 0 to 12",
         ),
         ({"prior": wrong(), "lookahead": None}, "prior needs a lookahead with 'recycled' among its sources"),

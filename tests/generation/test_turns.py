@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import jlade
 from jlade import LookaheadConfig, NGramPool, SamplingConfig
 from jlade.decoding import loop
+from jlade.drafts import graded
 from tests import reference
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
@@ -145,7 +146,8 @@ def test_what_a_call_brings_is_in_its_inputs():
     inputs, _ = jlade.prepare(PARAMS, [[1], [2]], lookahead=TREE, **known)
     np.testing.assert_array_equal(inputs.sources["pool"].rows, np.stack([pool.rows] * 2))
     assert inputs.sources["prediction"].text[:, :3].tolist() == [[4, 5, -1], [6, -1, -1]]
-    assert inputs.sources["recycled"].after_token[:, 1, 0].tolist() == [2, 2], "2 follows 1 in the corpus"
+    followers = graded.tokens(inputs.sources["recycled"].after_token[:, 1, 0])
+    assert followers.tolist() == [2, 2], "2 follows 1 in the corpus"
     assert [token for token in inputs.corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
 
 
