@@ -12,6 +12,7 @@ their beginning.
 | most probable tokens at the last occurrence of a token   | Token Recycling, arXiv 2408.08696    | `recycled.py`  |
 | the same after the last two tokens                       | GOOSE, arXiv 2604.02047              | `recycled.py`  |
 | runners-up of the current token                          | LogitSpec, arXiv 2507.01449          | `recycled.py`  |
+| grades of these tokens, by their probabilities           | an addition of jlade's               | `graded.py`    |
 | n-grams of the pool                                      | lookahead decoding, arXiv 2402.02057 | `pool.py`      |
 | a chain of guesses: Jacobi decoding                      | the same, Algorithm 1                | `chain.py`     |
 | forced tokens of a grammar, with free ones between       | llguidance's fast-forward tokens     | `grammar.py`   |

@@ -135,6 +135,13 @@ FAULTS = (
         ("tests/drafts/test_sources.py::test_drafts_follow_the_table_and_begin_with_runners_up_too",),
     ),
     Fault(
+        "a recycled token has the grade of another probability",
+        "jlade/drafts/graded.py",
+        "(chances < limit)",
+        "(chances > limit)",
+        ("tests/drafts/test_sources.py::test_grades_are_by_the_probabilities_of_the_highest_logits",),
+    ),
+    Fault(
         "a recycled row of an earlier token overwrites that of a later one",
         "jlade/drafts/recycled.py",
         "is_later = order[None, :] > order[:, None]",
