@@ -629,6 +629,7 @@ def speed() -> Iterator[str]:
         yield row(label, *(f"{warm[task][way]:.2f}" for task in TASKS if task in warm))
     yield from h200_section()
     yield from speeds("bench_smollm2_cpu", SMOLLM2_METHODS)
+    yield from beside_a_busy_process()
     yield from smollm2_samples()
     yield from demo()
     edits = read("edits_smollm2")["tokens_per_step"]
@@ -667,6 +668,13 @@ def speed() -> Iterator[str]:
     int8 = read("quantization_134m")["speed"]
     rates = [int8[name]["plain decoding, tokens/s"] for name in ("int8", "4 bits", "float32")]
     yield "runs at {:.1f} tokens/s with int8 weights, at {:.1f} in four bits, and at {:.1f} in float32".format(*rates)
+
+
+def beside_a_busy_process() -> Iterator[str]:
+    rounds = read("busy_core")["speedup"]
+    for label in ("alone", "beside a busy process"):
+        both = [rounds[f"{label}, round {number}"] for number in (1, 2)]
+        yield row(label, *(", ".join(f"{each[task]:.2f}x" for each in both) for task in TASKS))
 
 
 def priors() -> Iterator[str]:
