@@ -234,7 +234,7 @@ def load_prior(path: str | os.PathLike[str]) -> Prior:
         with safe_open(path, framework="numpy") as file:
             vocabulary, grades = ((file.metadata() or {})[name] for name in (VOCABULARY, LIMITS))
             if grades != f"{graded.LIMITS}":
-                raise ValueError(f"its tokens have grades by {grades}, and this version of jlade has {graded.LIMITS}")
+                raise ValueError(f"it has grades by {grades}, and this version of jlade by {graded.LIMITS}")
             table = PriorTable(**{name: file.get_tensor(name) for name in PRIOR})
         prior = Prior(table, vocabulary, os.fspath(path))
         prior.check()

@@ -17,15 +17,8 @@ from jlade.vocabulary import VocabularyShard
 
 BITS = 3
 GRADES = 2**BITS
-LIMITS = (
-    0.98,
-    0.92,
-    0.73,
-    0.5,
-    0.27,
-    0.08,
-    0.02,
-)  # least probability of each grade but the last; even steps of its odds
+# Least probability of each grade but the last, in about even steps of the odds.
+LIMITS = (0.98, 0.92, 0.73, 0.5, 0.27, 0.08, 0.02)
 
 
 def of(tokens: Any, chances: Any) -> jax.Array:

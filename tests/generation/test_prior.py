@@ -132,6 +132,14 @@ def test_files_that_hold_none_are_refused(tmp_path):
             jlade.load_prior(tmp_path / name)
 
 
+def test_a_file_of_other_grades_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(graded, "LIMITS", (0.5, 0.1))
+        jlade.save_prior(wrong(), tmp_path / "other")
+    with pytest.raises(ValueError, match=r"written by jlade.save_prior, got .*other.*has grades by \(0.5, 0.1\)"):
+        jlade.load_prior(tmp_path / "other")
+
+
 def test_another_vocabulary_is_refused(tmp_path):
     path = tmp_path / "of_another"
     for other in (jlade.Prior(wrong().table, "0123456789abcdef"), jlade.prior(tiny_llama(vocab_size=14), TEXTS)):
@@ -141,14 +149,11 @@ def test_another_vocabulary_is_refused(tmp_path):
 
 
 def test_wrong_arguments_are_refused():
+    unknown = dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13 * graded.GRADES, np.int32))
     for arguments, error in (
         ({"prior": wrong().table}, "prior must be a jlade.Prior, as jlade.prior makes it, got PriorTable"),
         (
-            {
-                "prior": jlade.Prior(
-                    dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13 * graded.GRADES, np.int32))
-                )
-            },
+            {"prior": jlade.Prior(unknown)},
             "prior holds token id 13; accepted are 0 to 12",
         ),
         ({"prior": wrong(), "lookahead": None}, "prior needs a lookahead with 'recycled' among its sources"),
