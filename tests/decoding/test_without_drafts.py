@@ -14,7 +14,7 @@ PROMPTS = [[0], [1], [2]]
 SETTINGS = {
     "paper": PAPER,
     "tree": LookaheadConfig.tree(7),
-    "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
+    "adaptive": LookaheadConfig.tree(7, relative_step_time=1.1),
     "adaptive window": dataclasses.replace(PAPER, relative_step_time=1.5),
 }
 
