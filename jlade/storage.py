@@ -40,7 +40,7 @@ from jlade.models.llama import LlamaParams
 
 CORPUS = "tokens", "order", "keys", "latest", "known", "after"  # the files of a corpus
 PRIOR = "pairs", "after_pair", "after_token"  # the arrays of a prior's file
-VOCABULARY, LIMITS = "vocabulary", "grades"  # its metadata
+VOCABULARY, GRADES = "vocabulary", "grades"  # its metadata
 NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
@@ -221,7 +221,7 @@ def save_prior(prior: Prior, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"prior must be a Prior, got {type(prior).__name__}")
     arrays = {name: np.ascontiguousarray(getattr(prior.table, name)) for name in PRIOR}
     with written_whole(path, replace=True) as file:
-        file.write_bytes(serialized(arrays, metadata={VOCABULARY: prior.vocabulary, LIMITS: f"{graded.LIMITS}"}))
+        file.write_bytes(serialized(arrays, metadata={VOCABULARY: prior.vocabulary, GRADES: f"{graded.LIMITS}"}))
 
 
 def load_prior(path: str | os.PathLike[str]) -> Prior:
@@ -232,7 +232,7 @@ def load_prior(path: str | os.PathLike[str]) -> Prior:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            vocabulary, grades = ((file.metadata() or {})[name] for name in (VOCABULARY, LIMITS))
+            vocabulary, grades = ((file.metadata() or {})[name] for name in (VOCABULARY, GRADES))
             if grades != f"{graded.LIMITS}":
                 raise ValueError(f"it has grades by {grades}, and this version of jlade by {graded.LIMITS}")
             table = PriorTable(**{name: file.get_tensor(name) for name in PRIOR})

@@ -166,8 +166,9 @@ class Sources:
             (token, ("recycled", grade + first * self.num_grades)) for token, grade in tokens[first]
         ]
         if place == 0:
-            kinds: list[Kind] = [("recycled", rank + 2 * self.num_grades) for rank in range(len(self.last))]
-            runners_up = [(token, kind) for (token, _), kind in zip(self.last, kinds, strict=True)]
+            runners_up = [
+                (token, ("recycled", rank + 2 * self.num_grades)) for rank, (token, _) in enumerate(self.last)
+            ]
             after += [(token, kind) for token, kind in runners_up if token != text[-1]]
         return after
 

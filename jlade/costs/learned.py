@@ -194,7 +194,10 @@ class Learned:
             self._add(num_steps, float(np.max(np.asarray(inputs.lengths))) + np.sum(num_steps) / 2, seconds, *others)
 
     def _add(self, num_steps: np.ndarray, context: float, seconds: float, *others: float) -> None:
-        """Learns from steps and from others, the counts of a call and of its passes; without these there are none."""
+        """Learns from steps and from others, the counts of a call and of its passes; without these there are none.
+
+        The reading of earlier tokens counts in plain steps, each times the thousands of tokens that it reads.
+        """
         steps = float(num_steps @ self._times.prior[-self._num_levels :])
         others = others or (0,) * (len(self._times.prior) - self._num_levels - 1)
         self._times.add(np.array([*others, steps * context / 1000, *num_steps], float), seconds)

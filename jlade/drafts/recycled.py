@@ -39,7 +39,7 @@ RATES_AFTER_PRIOR_PAIRS = (0.85, 0.78, 0.65, 0.45, 0.28, 0.1, 0.036, 0.012)
 RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # by rank, the first if another was drawn
 # The first kinds after a token, after a pair, of the runners-up, and after a pair of a prior.
 AFTER_TOKEN, AFTER_PAIR, RUNNERS_UP, AFTER_PRIOR_PAIR = range(0, 4 * GRADES, GRADES)
-# The kinds of tokens that a grammar makes likely, and of those that it leaves alone.
+# The kinds of tokens that a grammar makes likely, and of those that it makes certain.
 LIKELY, CERTAIN = AFTER_TOKEN + 2, AFTER_PAIR
 
 

@@ -124,7 +124,7 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
 
 
 def _means(keys: np.ndarray, best: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the different keys [m], the tokens of the highest mean probabilities after each [m, k], and counts [m].
+    """Returns the keys [m], the tokens of the highest mean probabilities after each, graded [m, k], and counts [m].
 
     Args:
       keys: [n] int64.
@@ -143,7 +143,7 @@ def _means(keys: np.ndarray, best: np.ndarray, chances: np.ndarray) -> tuple[np.
     after = np.full((len(known), RANKS), NONE, np.int32)
     is_kept = rank < RANKS
     row, rank = row[is_kept], rank[is_kept]
-    after[row, rank] = graded.of(token[is_kept].astype(np.int32), chance[is_kept] / counts[row])
+    after[row, rank] = graded.of(token[is_kept], chance[is_kept] / counts[row])
     return known, after, counts
 
 
