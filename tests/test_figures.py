@@ -677,6 +677,12 @@ def beside_a_busy_process() -> Iterator[str]:
         yield row(label, *(", ".join(f"{each[task]:.2f}x" for each in both) for task in TASKS))
 
 
+def least_of_auto() -> float:
+    """The speedup over all tasks, alone, of the slower round."""
+    rounds = read("busy_core")["speedup"]
+    return min(speedups["all"] for name, speedups in rounds.items() if name.startswith("alone"))
+
+
 def priors() -> Iterator[str]:
     for run, found in read("prior_demo")["tokens_per_step"].items():
         setting, temperature = run.split(", ")
@@ -803,7 +809,8 @@ def readme() -> Iterator[str]:
     yield row("the same by the official package", "120", of_others("official_15_5_15")[-1])
     cpu = bench("bench_smollm2_cpu", "methods")
     auto, lookup = (cpu[name]["speedup"] for name in ("jlade's choice", "transformers, prompt lookup"))
-    yield f"it is {auto:.2f}x as fast as plain decoding, and transformers with prompt lookup {lookup:.2f}x"
+    yield f"it is {least_of_auto():.2f}x to {auto:.2f}x as fast as plain decoding"
+    yield f"and transformers with prompt lookup {lookup:.2f}x"
     labels = {"plain": "plain", "`LookaheadConfig.paper(15, 5, 15)`": "15, 5, 15"}
     labels |= {"`LookaheadConfig()`": "window and tree", "`LookaheadConfig.tree(63)`": "tree of 63"}
     yield from on_h200(["code"], labels)
@@ -834,7 +841,8 @@ def when_to_use() -> Iterator[str]:
     sampled = bench("bench_smollm2_sampled")["tree of 119, temperature 0.7"]["all"]
     yield f"makes {sampled:.2f} tokens per step at temperature 0.7 on 15 of the prompts"
     yield f"{found['tree of 119']['all']:.2f} greedily on all"
-    yield f"which is {bench('bench_smollm2_cpu', 'methods')[SMOLLM2_METHODS[AUTO]]['speedup']:.2f}x as fast"
+    auto = bench("bench_smollm2_cpu", "methods")[SMOLLM2_METHODS[AUTO]]["speedup"]
+    yield f"which is {least_of_auto():.2f}x to {auto:.2f}x as fast"
     (plain,), (wide,) = (
         [x["ms"] for x in estimates() if tuple(x[k] for k in KEYS) == ("v5e", "7b", block, 1, 4096)]
         for block in (1, 120)
