@@ -4,6 +4,8 @@ Every token of a block yields logits, also those of rejected drafts. The table k
 token that the row read, and by the last two tokens (arXiv 2604.02047), which say more. Drafts follow the table from the
 current token on, in layers: of all tokens after the drafts of one depth, the most promising ones are the next layer.
 
+Each token has a grade of the probability that it had there (`jlade.drafts.graded`), by which its odds are recorded.
+
 A prior of other texts (`jlade.drafts.prior`) has the tokens after what the table does not know.
 
 The row that chose the current token also tells of the token after it: its runners-up often come next (LogitSpec, arXiv
