@@ -149,6 +149,14 @@ def test_the_client_streams(client):
     assert kinds[-1] in ("response.completed", "response.incomplete")
 
 
+def test_what_a_response_repeats_may_be_any_text_of_json(served):
+    given = {"a": "\u2028 \ud800"}
+    body = json.dumps({"input": "ab", "max_output_tokens": 1, "metadata": given})
+    whole = served.client.post(RESPONSES, content=body, headers={"Content-Type": "application/json"})
+    assert whole.json()["metadata"] == given
+    assert "\\u2028" in whole.text
+
+
 def test_an_empty_text_is_a_message(served):
     body = {"input": "ab", "logit_bias": {"12": 100}, "temperature": 0}
     whole = served.client.post(RESPONSES, json=body).json()

@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import json
 import logging
 import math
+import sys
 import typing
 
 import openai.types.chat.completion_create_params as of_chats
@@ -327,6 +329,15 @@ def test_wrong_chats_are_refused(field, message):
 def test_wrong_completions_are_refused(field, message):
     with pytest.raises(RequestError, match=message):
         completion(**field)
+
+
+def test_a_body_is_one_line_whatever_divides_lines():
+    """Clients of streams divide them into lines as `str.splitlines` does."""
+    every = "a".join(map(chr, range(sys.maxunicode + 1)))  # no two halves of a pair become one character
+    line = fields.to_json({"text": every})
+    assert line.splitlines() == [line.encode().decode()]
+    assert json.loads(line) == {"text": every}
+    assert "é" in line
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"NaN", b'{"a": NaN}', b"\xff", b"[" * 100_000, b"1" * 5000])
