@@ -36,6 +36,7 @@ from jlade.server.tokens import TokensWriter
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
+KEYS = {"prefix_key", "remember_key"}  # options that say which requests share what
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies hand on each event at once
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -122,9 +123,9 @@ class Service:
             asked = await _unless_gone(request.receive, work)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
-        if (key := asked.options.get("remember_key")) is not None:
-            own = guard.compartment(request.scope, key)
-            asked = dataclasses.replace(asked, options=asked.options | {"remember_key": own})
+        options = {"prefix_key": ""} | asked.options
+        own = {name: guard.compartment(request.scope, options[name]) for name in KEYS & options.keys()}
+        asked = dataclasses.replace(asked, options=options | own)
         writer = writing(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
         choices = Choices(self.engine, asked, self._metrics, self._seconds)
         self._active.add(choices)

@@ -98,7 +98,7 @@ def request_id(scope: Scope) -> str:
 
 
 def compartment(scope: Scope, key: str) -> str:
-    """Returns the name of what belongs to a client's `prompt_cache_key`: another one for each API key.
+    """Returns the name of what belongs to a key that a client chose: another one for each API key.
 
     Neither can be read from it.
     """

@@ -26,7 +26,7 @@ TRUNCATION = ("auto", "disabled")  # the first allows what the second forbids, a
 REPEATED = ("prompt_cache_key", "safety_identifier")
 # Fields that a chat reads under the same name.
 PASSED = {
-    "ignore_eos", "logit_bias", "min_tokens", "model", "parallel_tool_calls", "prediction", "seed", "stop",
+    "cache_salt", "ignore_eos", "logit_bias", "min_tokens", "model", "parallel_tool_calls", "prediction", "seed", "stop",
     "stop_token_ids", "stream", *CONTROLS, *structured.FIELDS.keys() - {"response_format"},
 }  # fmt: skip
 READ = {

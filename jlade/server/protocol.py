@@ -26,7 +26,7 @@ MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenA
 
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
-    "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction",
+    "cache_salt", "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction",
     "prompt_cache_key", "remember", "seed", "speculative", "stop", "stop_token_ids", "stream", "stream_options",
     *CONTROLS, *structured.FIELDS, *shown_lib.FIELDS,
 }  # fmt: skip
@@ -309,7 +309,7 @@ class Reader:
             "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
             **shown.options(bool(echo)),
-            **_drafts(body),
+            **_shares(body),
         }
         prediction = self._prediction(body.get("prediction"))
         if prediction:
@@ -469,14 +469,21 @@ def _stop(stop: Any) -> list[str]:
     return strings
 
 
-def _drafts(body: Body) -> Body:
-    """Returns the options that say where drafts come from, which change no text, as far as they are given."""
+def _shares(body: Body) -> Body:
+    """Returns the options that say what a request has of earlier ones, which changes no text, as far as they are given.
+
+    `Service` makes other keys of these for each API key.
+    """
     given: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
     keeps = fields.boolean(body, "remember", default=True)
     key = body.get("prompt_cache_key")
     if key is not None and len(fields.text("prompt_cache_key", key)) > LONGEST_KEY:
         raise fields.refused("prompt_cache_key", key, f"a string of at most {LONGEST_KEY} characters")
-    return given | {"remember_key": key, "remember": keeps} if key else given
+    given |= {"remember_key": key, "remember": keeps} if key else {}
+    salt = body.get("cache_salt")
+    if salt == "":
+        raise fields.refused("cache_salt", salt, "a string of at least one character")
+    return given if salt is None else given | {"prefix_key": fields.text("cache_salt", salt)}
 
 
 def _seed(body: Body) -> int | None:

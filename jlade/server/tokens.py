@@ -11,9 +11,10 @@ from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked, Reader
 from jlade.server.responses import Writer, one_piece
 
-KNOWN = {"model", "request_id", "return_token_ids", "sampling_params", "stream", "stream_options", "token_ids"}
+# Fields that a completion reads under the same name.
+PASSED = ("cache_salt", "return_token_ids", "stream", "stream_options")
+KNOWN = {"model", "request_id", "sampling_params", "token_ids", *PASSED}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "cache_salt": (),
     "content_parts": ([],),
     "ec_transfer_params": (),
     "features": (),
@@ -43,7 +44,7 @@ def read(reader: Reader, body: Body) -> Asked:
     given = {name: value for name, value in fields.nested(body, "sampling_params").items() if name not in OF_TEXTS}
     if given.get("max_tokens") is None:
         given["max_tokens"] = max(1, reader.capacity - len(ids))
-    passed = {name: body.get(name) for name in ("return_token_ids", "stream", "stream_options")}
+    passed = {name: body.get(name) for name in PASSED}
     try:
         asked = reader.completion(given | passed | {"prompt": ids, "return_tokens_as_token_ids": True})
     except RequestError as error:

@@ -18,7 +18,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),  # asks for a cache of one's own
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),

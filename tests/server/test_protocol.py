@@ -19,7 +19,7 @@ from jlade.generation import chat_template
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.tokenizer_files import load_tokenizer
-from jlade.server import fields, protocol, unsupported
+from jlade.server import fields, items, protocol, tokens, unsupported
 from jlade.server.fields import RequestError
 from jlade.server.protocol import Reader
 from tests.server.tiny_chat import CHAT_TOKENIZER, TOKENIZER
@@ -194,6 +194,18 @@ def test_a_prediction():
     assert "prediction" not in chat(prediction={"type": "content", "content": ""}).options
 
 
+def test_a_salt_divides_what_was_read():
+    body = {"cache_salt": "s"}
+    for asked in (
+        chat(**body),
+        completion(**body),
+        items.read(READER, items.Store(), {"input": "ab"} | body),
+        tokens.read(READER, {"token_ids": [1]} | body),
+    ):
+        assert asked.options["prefix_key"] == "s"
+    assert "prefix_key" not in chat(cache_salt=None).options
+
+
 def test_a_chat_without_a_limit_takes_what_fits():
     assert chat().max_new_tokens([1] * 5, 16) == 11
     assert chat(max_tokens=11).max_new_tokens([1] * 5, 16) == 11
@@ -271,6 +283,8 @@ def test_fields_that_change_no_text_are_ignored():
         ({"stream_options": []}, "stream_options", "an object"),
         ({"response_format": {"type": "xml"}}, "response_format", "response_format must be"),
         ({"prediction": {"type": "content", "content": "a" * 17}}, "prediction", "at most 16 tokens, got 'aaaaa"),
+        ({"cache_salt": ""}, "cache_salt", "cache_salt must be a string of at least one character, got ''"),
+        ({"cache_salt": 3}, "cache_salt", "cache_salt must be a string, got 3"),
         ({"suffix": "x"}, "suffix", "suffix='x' is not supported"),
         ({"best_of": 2}, "best_of", "best_of=2 is not supported"),
         ({"prediction": "x"}, "prediction", "prediction must be"),
