@@ -364,9 +364,7 @@ class Engine:
             return iter(())
         return self._map_all(self._check(prompts, options), self._shares(options))
 
-    def _map_all(
-        self, checked: request_lib.DecodeRequest, shares: _Shares
-    ) -> Iterator[Generation | Exception]:
+    def _map_all(self, checked: request_lib.DecodeRequest, shares: _Shares) -> Iterator[Generation | Exception]:
         results = self._map(checked, shares)
         for index in range(len(checked.inputs.lengths)):
             yield checked.errors[index] if index in checked.errors else next(results)

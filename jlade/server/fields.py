@@ -133,12 +133,18 @@ def text(name: str, value: Any) -> str:
 
 def content(name: str, content: Any) -> str:
     """Returns a text that is given whole or in parts."""
+    given = parts(name, content)
+    return given if isinstance(given, str) else "".join(part["text"] for part in given)
+
+
+def parts(name: str, content: Any) -> str | list[Body]:
+    """Returns a text, or its parts if it is given in parts."""
     if not isinstance(content, list):
         return text(name, content)
     for i, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text":
             raise refused(f"{name}[{i}]", part, 'a part {"type": "text", "text": ...}, as the model reads text alone')
-    return "".join(text(f"{name}[{i}].text", part.get("text")) for i, part in enumerate(content))
+    return [{"type": "text", "text": text(f"{name}[{i}].text", part.get("text"))} for i, part in enumerate(content)]
 
 
 def too_long(name: str, amount: str, capacity: int) -> RequestError:

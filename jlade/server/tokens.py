@@ -6,7 +6,7 @@ from typing import Any
 
 from jlade.engine.scoring import PromptLogProbs
 from jlade.generation.results import Generation, Piece
-from jlade.server import fields, unsupported
+from jlade.server import fields, known, unsupported
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked, Reader
 from jlade.server.responses import Writer, one_piece
@@ -37,7 +37,7 @@ def read(reader: Reader, body: Body) -> Asked:
       RequestError: names the field, its value and what is accepted.
     """
     unsupported.refuse(body, UNSUPPORTED)
-    unsupported.say_ignored(body, KNOWN | UNSUPPORTED.keys())
+    known.say_others(body, KNOWN | UNSUPPORTED.keys(), {"stream_options": known.OF_BOTH["stream_options"]})
     ids = reader.token_ids("token_ids", body.get("token_ids"))
     if not ids:
         raise fields.refused("token_ids", ids, "at least one token")

@@ -47,14 +47,15 @@ def conversation(*roles):
     return [{"role": role, "content": f"{role}{place}"} for place, role in enumerate(roles)]
 
 
-IN_PARTS = """{% for m in messages %}<{{ m.role }}>{% for c in m.content %}{% if c.type == 'text' %}|{{ c.text }}{% endif %}
-{%- endfor %}{% endfor %}"""
-OF_EITHER = """{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}
-{{- c.text }}{% endfor %}{% endif %}{% endfor %}"""
+IN_PARTS = """{% for m in messages %}<{{ m.role }}>{% for c in m.content %}{% if c.type == 'text' %}|{{ c.text }}
+{%- endif %}{% endfor %}{% endfor %}"""
+OF_TEXTS = "{{ messages[0]['content'] | map(attribute='text') | join }}"
+OF_EITHER = """{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}
+{%- for c in m.content %}{{ c.text }}{% endfor %}{% endif %}{% endfor %}"""
 
 
 @pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]])
-@pytest.mark.parametrize("template", [IN_PARTS, "{{ messages[0]['content'] | map(attribute='text') | join }}", OF_EITHER])
+@pytest.mark.parametrize("template", [IN_PARTS, OF_TEXTS, OF_EITHER])
 def test_templates_get_texts_or_parts_as_they_take_them(tokenizer, template, content):
     parts = [{"type": "text", "text": "ab"}] if isinstance(content, str) else content
     given = "ab" if template == OF_EITHER else parts
@@ -67,12 +68,14 @@ def test_templates_get_texts_or_parts_as_they_take_them(tokenizer, template, con
 
 
 SEVERAL = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
-ONLY_FIRST = """{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('at the beginning') }}
-{%- endif %}{{ m.role }}:{{ m.content }};{% endfor %}"""
-LAST_WINS = """{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}{% set ns.system = m.content %}
-{%- endfor %}system:{{ ns.system }};{% for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}"""
-LEADING = """{% set ns = namespace(begun=false) %}{% for m in messages %}{% if m.role != 'system' %}{% set ns.begun = true %}
-{%- elif ns.begun %}{{ raise_exception('at the beginning') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"""
+ONLY_FIRST = """{% for m in messages %}{% if m.role == 'system' and not loop.first %}
+{{- raise_exception('at the beginning') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"""
+LAST_WINS = """{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}
+{%- set ns.system = m.content %}{% endfor %}system:{{ ns.system }};{% for m in messages if m.role != 'system' %}
+{{- m.role }}:{{ m.content }};{% endfor %}"""
+LEADING = """{% set ns = namespace(begun=false) %}{% for m in messages %}{% if m.role != 'system' %}
+{%- set ns.begun = true %}{% elif ns.begun %}{{ raise_exception('at the beginning') }}{% endif %}
+{{- m.role }}:{{ m.content }};{% endfor %}"""
 TWO, BETWEEN = ("system", "system", "user"), ("system", "user", "assistant", "system", "user")
 JOINED = {
     TWO: "system:system0\n\nsystem1;user:user2;",
@@ -81,7 +84,8 @@ JOINED = {
 
 
 @pytest.mark.parametrize(
-    ("template", "joined"), [(SEVERAL, ()), (ONLY_FIRST, (TWO, BETWEEN)), (LAST_WINS, (TWO, BETWEEN)), (LEADING, (BETWEEN,))]
+    ("template", "joined"),
+    [(SEVERAL, ()), (ONLY_FIRST, (TWO, BETWEEN)), (LAST_WINS, (TWO, BETWEEN)), (LEADING, (BETWEEN,))],
 )
 def test_system_messages_that_would_not_be_shown_are_joined(tokenizer, template, joined):
     for roles in (TWO, BETWEEN, ("system", "user"), ("user",)):
