@@ -21,7 +21,10 @@ SECONDS = 4  # of a conversation; templates take milliseconds
 WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 # Files of a processor, in whose "chat_template" models of images have theirs, in the order of transformers.
 OF_PROCESSORS = ("processor_config.json", "chat_template.json")
+# Of the conversations with which templates are tried.
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+PARAMETERS = {"type": "object", "properties": {}}
+TOOL = {"type": "function", "function": {"name": "tool", "description": "-", "parameters": PARAMETERS}}
 
 # With the keys "role" and "content": a text, or a list of parts {"type": "text", "text": ...}.
 Message = Mapping[str, Any]
@@ -68,15 +71,12 @@ class ChatTemplate:
         with text.errors_of("the chat template cannot be chosen"):
             chosen = self.tokenizer.get_chat_template(self.template, tools)
         special = self.tokenizer.special_tokens_map
-        shows = functools.partial(_shows, chosen, json.dumps(special))
-        in_parts = not shows((USER,)) and shows((USER,), in_parts=True)
+        shows = functools.partial(_shows, chosen, json.dumps(special), tools is not None)
+        in_parts = not shows(False, (USER,)) and shows(True, (USER,))
+        together = _one_system(messages, functools.partial(shows, in_parts))
+        conversation = [{**message, "content": _content(message["content"], in_parts)} for message in together]
         rendered = _renderer.render(
-            conversations=[
-                [
-                    {**message, "content": _content(message["content"], in_parts)}
-                    for message in _one_system(messages, functools.partial(shows, in_parts=in_parts))
-                ]
-            ],
+            conversations=[conversation],
             chat_template=chosen,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -123,23 +123,29 @@ def _one_system(messages: Sequence[Message], shows: Callable[[tuple[str, ...]], 
 
 
 @functools.lru_cache(maxsize=1024)
-def _shows(template: str, special: str, roles: tuple[str, ...], in_parts: bool = False) -> bool:
+def _shows(template: str, special: str, has_tools: bool, in_parts: bool, roles: tuple[str, ...]) -> bool:
     """Whether a template writes the content of each message of a conversation.
 
     Args:
       template: in Jinja.
       special: the names of special tokens, in JSON.
+      has_tools: whether there is a tool.
+      in_parts: whether the contents are lists of parts, and not texts.
       roles: of the messages.
-      in_parts: whether their contents are lists of parts, and not texts.
 
     Raises:
       EndedError: the template takes too long or too much memory.
     """
     texts = [f"probe{letter}" for letter in string.ascii_lowercase[: len(roles)]]
     messages = [{"role": role, "content": _content(each, in_parts)} for role, each in zip(roles, texts, strict=True)]
-    question = {"conversations": [messages], "chat_template": template, "add_generation_prompt": True}
     try:
-        rendered = _renderer.render(**json.loads(special), **question)
+        rendered = _renderer.render(
+            conversations=[messages],
+            chat_template=template,
+            add_generation_prompt=True,
+            tools=[TOOL] if has_tools else None,
+            **json.loads(special),
+        )
     except EndedError:
         raise
     except ValueError:

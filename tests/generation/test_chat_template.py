@@ -94,6 +94,12 @@ def test_system_messages_that_would_not_be_shown_are_joined(tokenizer, template,
         assert rendered.removeprefix("system:;") == (JOINED[roles] if roles in joined else shown)
 
 
+def test_a_template_for_tools_is_tried_with_one(tokenizer):
+    template = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + ONLY_FIRST
+    rendered = ChatTemplate(tokenizer, template).render(conversation(*TWO), tools=TOOLS)
+    assert rendered == JOINED[TWO]
+
+
 def test_a_template_without_system_messages_refuses_them(tokenizer):
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + SEVERAL
     for roles in (TWO, ("system", "user")):
