@@ -27,7 +27,7 @@ from jlade.conversion.tensors import SCALE, check_dtype, expected_tensors
 from jlade.conversion.weight_files import Tensor
 from jlade.costs import choice
 from jlade.costs import memory as memory_lib
-from jlade.generation import placement, tokenizer_files
+from jlade.generation import chat_template, placement, tokenizer_files
 from jlade.inspection import sequences
 from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
@@ -214,10 +214,12 @@ def _config_facts(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _has_chat_template(directory: pathlib.Path) -> bool:
-    """Whether there is a chat template, in its own file or, in older checkpoints, in the tokenizer's settings."""
+    """Whether there is a chat template: in its own file, in the tokenizer's settings, or in those of a processor."""
     settings = directory / "tokenizer_config.json"
-    return (directory / "chat_template.jinja").exists() or (
-        settings.exists() and read_json(settings).get("chat_template") is not None
+    return (
+        (directory / "chat_template.jinja").exists()
+        or (settings.exists() and read_json(settings).get("chat_template") is not None)
+        or chat_template.of_processor(directory) is not None
     )
 
 

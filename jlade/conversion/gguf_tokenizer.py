@@ -9,6 +9,7 @@ from jlade.conversion.json_files import Values
 
 KEYS = "tokenizer.ggml."
 BOS, EOS = f"{KEYS}bos_token_id", f"{KEYS}eos_token_id"
+TEMPLATE = "tokenizer.chat_template"  # a name may follow
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
 LONGEST = 1024  # characters of a token, several times those of any; SentencePiece's are divided at every one
 SPACE = "▁"  # in the vocabularies of SentencePiece
@@ -102,7 +103,7 @@ def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
 
 
 def tokenizer_config(values: Values) -> dict[str, Any]:
-    """Returns the content of tokenizer_config.json: the chat template and the names of special tokens."""
+    """Returns the content of tokenizer_config.json: the chat templates and the names of special tokens."""
     tokens = values.get(f"{KEYS}tokens")
     keys = {"bos_token": BOS, "eos_token": EOS, "unk_token": f"{KEYS}unknown_token_id"}
     keys["pad_token"] = f"{KEYS}padding_token_id"
@@ -110,9 +111,18 @@ def tokenizer_config(values: Values) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",  # transformers then takes tokenizer.json as it is
         "clean_up_tokenization_spaces": False,
-        "chat_template": values.get("tokenizer.chat_template"),
+        "chat_template": _chat_templates(values),
         **names,
     }
+
+
+def _chat_templates(values: Values) -> Any:
+    """Returns the chat template, or a list of several with their names."""
+    template, named = values.get(TEMPLATE), [key for key in values.values if key.startswith(f"{TEMPLATE}.")]
+    if not named:
+        return template
+    templates = {"default": template} | {key.removeprefix(f"{TEMPLATE}."): values.get(key) for key in named}
+    return [{"name": name, "template": each} for name, each in templates.items() if each is not None]
 
 
 def _read_byte_level(values: Values, tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:

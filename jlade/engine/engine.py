@@ -7,7 +7,7 @@ import functools
 import numbers
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -64,11 +64,23 @@ class RequestOptions(TypedDict, total=False):
     lookahead: bool
     remember_key: str | None
     remember: bool
+    prefix_key: str
     prediction: Prompts | None
     grammar: Grammar | Sequence[Grammar | None] | None
     logprobs: bool
     top_logprobs: int
     with_statistics: bool
+
+
+# Options that say which earlier requests serve one; `jlade.generate` has none of them.
+_OF_EARLIER = ("remember", "remember_key", "prefix_key")
+
+
+class _Shares(NamedTuple):
+    """What a request has of earlier ones: the texts that are its drafts, and the key of those that begin as it does."""
+
+    compartment: Compartment | None
+    prefix_key: str
 
 
 class Engine:
@@ -312,7 +324,8 @@ class Engine:
             `prediction`, `grammar`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`; at most 32
             `eos_ids`. With `lookahead=False` steps verify no drafts for the request. `remember_key` is a string, such
             as the name of a user: earlier answers of requests with this key are its drafts; without a key none are.
-            With `remember=False` its own answer is not kept.
+            With `remember=False` its own answer is not kept. `prefix_key` is a string too: the prompt is read from the
+            beginnings that requests with the same key have left, by default those without one.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
@@ -325,7 +338,7 @@ class Engine:
         request_lib.check_single(checked)
         if checked.errors:
             raise checked.errors[0]
-        return self._add(checked, 0, priority, self._compartment(options), scores=prompt_logprobs)
+        return self._add(checked, 0, priority, self._shares(options), scores=prompt_logprobs)
 
     def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation | Exception]:
         """Returns the results of all prompts, in their order.
@@ -349,23 +362,21 @@ class Engine:
         if isinstance(prompts, list | tuple) and not prompts:
             _check_names(options)
             return iter(())
-        return self._map_all(self._check(prompts, options), self._compartment(options))
+        return self._map_all(self._check(prompts, options), self._shares(options))
 
-    def _map_all(
-        self, checked: request_lib.DecodeRequest, compartment: Compartment | None
-    ) -> Iterator[Generation | Exception]:
-        results = self._map(checked, compartment)
+    def _map_all(self, checked: request_lib.DecodeRequest, shares: _Shares) -> Iterator[Generation | Exception]:
+        results = self._map(checked, shares)
         for index in range(len(checked.inputs.lengths)):
             yield checked.errors[index] if index in checked.errors else next(results)
 
-    def _map(self, checked: request_lib.DecodeRequest, compartment: Compartment | None) -> Iterator[Generation]:
+    def _map(self, checked: request_lib.DecodeRequest, shares: _Shares) -> Iterator[Generation]:
         requests: collections.deque[Request] = collections.deque()
         try:
             # Where the limits differ, the longest texts begin first, so that rows end at about the same time.
             for index, limit in enumerate(checked.inputs.stopping.max_new_tokens.tolist()):
                 if index in checked.errors:
                     continue
-                requests.append(self._add(checked, index, limit, compartment, of_list=True))
+                requests.append(self._add(checked, index, limit, shares, of_list=True))
                 while requests and requests[0].done:
                     yield requests.popleft().result()
             while requests:
@@ -441,7 +452,7 @@ class Engine:
             raise TypeError(f"lookahead of a request must be True or False, got {has_drafts!r}: Engine has the setting")
         # Stop strings are the host's to find: the device gets no table of them.
         changes: Keywords = {**options, "stop": (), "lookahead": self._options.lookahead}
-        changes = {name: value for name, value in changes.items() if name not in ("remember", "remember_key")}
+        changes = {name: value for name, value in changes.items() if name not in _OF_EARLIER}
         given = dataclasses.replace(self._options, **changes)
         checked = request_lib.make(self._params, prompts, given, self.max_sequences, self.capacity)
         of_each: HostArray = np.full(len(checked.inputs.lengths), has_drafts)
@@ -450,14 +461,18 @@ class Engine:
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 
-    def _compartment(self, options: RequestOptions) -> Compartment | None:
-        """Returns the compartment of a request's key, None for a request without one."""
+    def _shares(self, options: RequestOptions) -> _Shares:
+        """Returns what a request has of earlier ones."""
         key, keeps = options.get("remember_key"), options.get("remember", True)
+        prefix_key = options.get("prefix_key", "")
         if not isinstance(key, str | None):
             raise TypeError(f"remember_key must be a string, or None for no drafts from earlier texts, got {key!r}")
         if not isinstance(keeps, bool):
             raise TypeError(f"remember must be True or False, got {keeps!r}")
-        return None if key is None or not self._size.recalled else Compartment(self.remembered, key, keeps)
+        if not isinstance(prefix_key, str):
+            raise TypeError(f"prefix_key must be a string, got {prefix_key!r}")
+        compartment = None if key is None or not self._size.recalled else Compartment(self.remembered, key, keeps)
+        return _Shares(compartment, prefix_key)
 
     @mesh_lib.apart()
     def _add(
@@ -465,14 +480,14 @@ class Engine:
         checked: request_lib.DecodeRequest,
         index: int,
         priority: int,
-        compartment: Compartment | None,
+        shares: _Shares,
         of_list: bool = False,
         scores: bool = False,
     ) -> Request:
         """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
         request = Request(lambda: self._worker.remove(job))
         job = Job(checked, index, request, self._size, self._shared)
-        job.compartment = compartment
+        job.compartment, job.prefix_key = shares
         job.of_list, job.scores_prompt = of_list, scores
         self._worker.add(job, priority)
         return request

@@ -34,6 +34,7 @@ class Job:
         self.pages: list[int] = []  # of its text, in that group
         self.taken: Any = None  # what `Running.take_out` has taken out of its row
         self.compartment: Compartment | None = None  # of earlier texts, None for a request that sees none
+        self.prefix_key = ""  # of the texts with which it may share what has been read
         self._place = 0 if checked.inputs.key.ndim else index  # in the batch whose key it shares
         inputs, stop = checked.inputs.rows(np.array([index])), checked.stop[index : index + 1]
         checked = dataclasses.replace(checked, inputs=inputs, stop=stop)

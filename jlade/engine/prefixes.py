@@ -1,4 +1,8 @@
-"""Beginnings of texts that later prompts may share. Plain Python that knows no model."""
+"""Beginnings of texts that later prompts may share. Plain Python that knows no model.
+
+Each text is in a compartment, that of its request's key, and serves the prompts with this key alone: their number of
+tokens that are not read shows with which tokens the text begins.
+"""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -13,6 +17,7 @@ def _nothing(value: object) -> None:
 
 
 class _Entry(NamedTuple, Generic[T]):
+    key: str  # of the compartment
     tokens: np.ndarray  # [n] int32
     head: bytes  # its first `least` tokens
     value: T
@@ -39,36 +44,36 @@ class Prefixes(Generic[T]):
         """Bytes that the values take."""
         return sum(entry.num_bytes for entry in self._entries)
 
-    def find(self, tokens: np.ndarray) -> tuple[T | None, int]:
+    def find(self, tokens: np.ndarray, key: str) -> tuple[T | None, int]:
         """Returns the value that serves most tokens of a text, and their number; None and 0 if it is below `least`."""
-        number, index = self._best(tokens)
+        number, index = self._best(tokens, key)
         if number < self._least:
             return None, 0
         self._entries.append(self._entries.pop(index))
         return self._entries[-1].value, number
 
-    def num_served(self, tokens: np.ndarray) -> int:
+    def num_served(self, tokens: np.ndarray, key: str) -> int:
         """Returns the number of tokens that `find` would."""
-        number, _ = self._best(tokens)
+        number, _ = self._best(tokens, key)
         return number if number >= self._least else 0
 
-    def _best(self, tokens: np.ndarray) -> tuple[int, int]:
+    def _best(self, tokens: np.ndarray, key: str) -> tuple[int, int]:
         """Returns the most tokens that a value serves, and the index of its entry."""
-        return max(((self._served(tokens, entry), i) for i, entry in enumerate(self._entries)), default=(0, 0))
+        return max(((self._served(tokens, key, entry), i) for i, entry in enumerate(self._entries)), default=(0, 0))
 
-    def parting(self, tokens: np.ndarray) -> int:
+    def parting(self, tokens: np.ndarray, key: str) -> int:
         """Returns how many tokens a text shares with another, served by a value or not; 0 if it is below `least`."""
-        return max((self._num_shared(tokens, entry) for entry in self._entries), default=0)
+        return max((self._num_shared(tokens, key, entry) for entry in self._entries), default=0)
 
-    def is_new(self, tokens: np.ndarray) -> bool:
+    def is_new(self, tokens: np.ndarray, key: str) -> bool:
         """Whether a value would be kept, and none serves the whole text yet."""
-        is_served = any(self._served(tokens, entry) == len(tokens) for entry in self._entries)
+        is_served = any(self._served(tokens, key, entry) == len(tokens) for entry in self._entries)
         return self._memory > 0 and len(tokens) >= self._least and not is_served
 
-    def add(self, tokens: np.ndarray, value: T, num_bytes: int) -> None:
+    def add(self, tokens: np.ndarray, key: str, value: T, num_bytes: int) -> None:
         """Adds the value of a text. It takes the place of the values that serve no more texts than it does."""
-        new = _Entry(tokens.copy(), self._head(tokens), value, num_bytes)
-        replaced = [each for each in self._entries if self._served(each.tokens, new) == len(each.tokens)]
+        new = _Entry(key, tokens.copy(), self._head(tokens), value, num_bytes)
+        replaced = [each for each in self._entries if self._served(each.tokens, each.key, new) == len(each.tokens)]
         self._entries = [each for each in self._entries if not any(each is one for one in replaced)]
         self._entries.append(new)
         for each in replaced:
@@ -88,13 +93,13 @@ class Prefixes(Generic[T]):
         while self.drop_oldest():
             pass
 
-    def _served(self, tokens: np.ndarray, entry: _Entry[T]) -> int:
-        number, length = self._num_shared(tokens, entry), len(entry.tokens)
+    def _served(self, tokens: np.ndarray, key: str, entry: _Entry[T]) -> int:
+        number, length = self._num_shared(tokens, key, entry), len(entry.tokens)
         return number if number == length or length <= self._divisible else 0
 
-    def _num_shared(self, tokens: np.ndarray, entry: _Entry[T]) -> int:
-        """Returns how many tokens a text shares with that of an entry; 0 if they are fewer than `least`."""
-        if self._head(tokens) != entry.head:  # of most entries, and quick
+    def _num_shared(self, tokens: np.ndarray, key: str, entry: _Entry[T]) -> int:
+        """Returns how many tokens a text shares with that of an entry; 0 if fewer than `least`, or of another key."""
+        if key != entry.key or self._head(tokens) != entry.head:  # of most entries, and quick
             return 0
         return num_shared(tokens, entry.tokens)
 

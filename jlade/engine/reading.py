@@ -121,14 +121,14 @@ class PromptReader:
         """Returns the one of these groups of devices that has most of a prompt, and of equal ones most free pages."""
         if len(groups) == 1:  # without a search of all that is kept
             return groups[0]
-        served = {group: self._prefixes[group].num_served(job.prompt[:-1]) for group in groups}
+        served = {group: self._prefixes[group].num_served(job.prompt[:-1], job.prefix_key) for group in groups}
         return max(groups, key=lambda group: (served[group], self._pool.num_free(group)))
 
     def begin(self, job: Job) -> PromptReading | None:
         """Returns the reading of a prompt with what is kept of its beginning; None if there are too few pages."""
         reading, prefixes = PromptReading(job), self._prefixes[job.group]
         # Tokens that are not read have no log-probabilities.
-        kept, reading.num_read = (None, 0) if job.scores_prompt else prefixes.find(reading.tokens)
+        kept, reading.num_read = (None, 0) if job.scores_prompt else prefixes.find(reading.tokens, job.prefix_key)
         shared = [] if kept is None else self._pool.share(kept.pages, reading.num_read, job.group)
         if shared is None or not self._pool.grow(shared, job.length, job.group):
             # The pages of what is kept may be those that are missing; room was made of all else.
@@ -138,7 +138,7 @@ class PromptReader:
                 return None
         job.pages = shared
         reading.prefix = self._unread() if kept is None else self._restore(kept.rest, reading.num_read)
-        reading.parting = prefixes.parting(reading.tokens)
+        reading.parting = prefixes.parting(reading.tokens, job.prefix_key)
         job.request.num_cached = reading.num_read
         self.num_tokens += job.length
         self.num_cached += reading.num_read
@@ -171,7 +171,8 @@ class PromptReader:
     def is_read(self, job: Job, readings: Iterable[PromptReading]) -> bool:
         """Returns whether a beginning of a prompt is being read that will be kept: it need not be read again."""
         tokens = job.prompt[:-1]
-        shared = ((prefixes.num_shared(tokens, each.tokens), each.job.request.num_cached) for each in readings)
+        alike = (each for each in readings if each.job.prefix_key == job.prefix_key)
+        shared = ((prefixes.num_shared(tokens, each.tokens), each.job.request.num_cached) for each in alike)
         return bool(self._sizes) and any(number > max(self._least - 1, cached) for number, cached in shared)
 
     def keep_row(self, job: Job, state: DecodeState, index: int, text: np.ndarray) -> None:
@@ -191,8 +192,9 @@ class PromptReader:
 
     def _keep(self, job: Job, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
         kept = self._prefixes[job.group]
-        if kept.is_new(tokens) and self._programs.may_keep(len(prefix.cache.length)):
+        if kept.is_new(tokens, job.prefix_key) and self._programs.may_keep(len(prefix.cache.length)):
             size = next(size for size in self._sizes if size >= len(tokens))
             rest = copies.keep(self._params, prefix, index, size, self._config)
             pages = self._pool.keep(job.pages, len(tokens), job.group)
-            kept.add(tokens, Kept(rest, pages), copies.num_bytes(rest) + len(pages) * self._pool.page_bytes)
+            num_bytes = copies.num_bytes(rest) + len(pages) * self._pool.page_bytes
+            kept.add(tokens, job.prefix_key, Kept(rest, pages), num_bytes)

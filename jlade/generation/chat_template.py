@@ -3,13 +3,15 @@
 import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
+import string
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
 from jlade.conversion.json_files import is_file_name, read_json, shown
@@ -17,8 +19,19 @@ from jlade.generation import text
 
 SECONDS = 4  # of a conversation; templates take milliseconds
 WORKER = pathlib.Path(__file__).with_name("template_worker.py")
+# Files of a processor, in whose "chat_template" models of images have theirs, in the order of transformers.
+OF_PROCESSORS = ("processor_config.json", "chat_template.json")
+# Of the conversations with which templates are tried.
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+PARAMETERS = {"type": "object", "properties": {}}
+TOOL = {"type": "function", "function": {"name": "tool", "description": "-", "parameters": PARAMETERS}}
 
-Message = Mapping[str, Any]  # with the keys "role" and "content", whose values are texts
+# With the keys "role" and "content": a text, or a list of parts {"type": "text", "text": ...}.
+Message = Mapping[str, Any]
+
+
+class EndedError(ValueError):
+    """A conversation took more time or memory than it may, and its process is ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +40,7 @@ class ChatTemplate:
 
     Attributes:
       tokenizer: of transformers, as `load_tokenizer` returns it.
-      template: a Jinja template to use instead of the tokenizer's own.
+      template: a Jinja template to use instead of the tokenizer's own, or the name of one of these.
     """
 
     tokenizer: Any
@@ -42,6 +55,10 @@ class ChatTemplate:
     ) -> str:
         """Returns the text of a conversation, by default up to the beginning of the next answer.
 
+        With tools the tokenizer's template of the name "tool_use" is used, if it has one, as in transformers.
+        Templates that show parts of contents alone get these, and others texts. Where the template would not show each
+        of several system messages, they become one at the beginning, with blank lines between them.
+
         Args:
           messages: with the keys "role" and "content".
           add_generation_prompt: whether the next answer begins.
@@ -52,14 +69,19 @@ class ChatTemplate:
           ValueError: when the template raises an error, or takes too long or too much memory.
         """
         with text.errors_of("the chat template cannot be chosen"):
-            chosen = self.tokenizer.get_chat_template(self.template)
+            chosen = self.tokenizer.get_chat_template(self.template, tools)
+        special = self.tokenizer.special_tokens_map
+        shows = functools.partial(_shows, chosen, json.dumps(special), tools is not None)
+        in_parts = not shows(False, (USER,)) and shows(True, (USER,))
+        together = _one_system(messages, functools.partial(shows, in_parts))
+        conversation = [{**message, "content": _content(message["content"], in_parts)} for message in together]
         rendered = _renderer.render(
-            conversations=[[dict(message) for message in messages]],
+            conversations=[conversation],
             chat_template=chosen,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else list(tools),
-            **self.tokenizer.special_tokens_map,
+            **special,
         )
         text.check_utf8("the chat template must make", rendered)
         return rendered
@@ -69,6 +91,66 @@ class ChatTemplate:
         with text.errors_of("tokenizer cannot encode the conversation"):
             ids: list[int] = self.tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
+
+
+def _content(content: Any, in_parts: bool) -> Any:
+    """Returns the content of a message as a list of parts, or as a text."""
+    match content:
+        case str() if in_parts:
+            return [{"type": "text", "text": content}]
+        case list() if not in_parts:
+            return "".join(part["text"] for part in content)
+    return content
+
+
+def _one_system(messages: Sequence[Message], shows: Callable[[tuple[str, ...]], bool]) -> Sequence[Message]:
+    """Returns a conversation with all system messages in one at the beginning, if the template would not show each.
+
+    Args:
+      messages: of the conversation.
+      shows: whether the template shows the contents of messages of these roles.
+    """
+    systems = [message for message in messages if message["role"] == SYSTEM]
+    others = [message for message in messages if message["role"] != SYSTEM]
+    num_first = next((i for i, message in enumerate(messages) if message["role"] != SYSTEM), len(messages))
+    are_shown = num_first < 2 or shows((SYSTEM, SYSTEM, USER))
+    if num_first < len(systems):
+        are_shown = are_shown and shows((SYSTEM, USER, ASSISTANT, SYSTEM, USER))
+    if are_shown or not shows((SYSTEM, USER)):
+        return messages
+    joined = "\n\n".join(_content(message["content"], in_parts=False) for message in systems)
+    return [{**systems[0], "content": joined}, *others]
+
+
+@functools.lru_cache(maxsize=1024)
+def _shows(template: str, special: str, has_tools: bool, in_parts: bool, roles: tuple[str, ...]) -> bool:
+    """Whether a template writes the content of each message of a conversation.
+
+    Args:
+      template: in Jinja.
+      special: the names of special tokens, in JSON.
+      has_tools: whether there is a tool.
+      in_parts: whether the contents are lists of parts, and not texts.
+      roles: of the messages.
+
+    Raises:
+      EndedError: the template takes too long or too much memory.
+    """
+    texts = [f"probe{letter}" for letter in string.ascii_lowercase[: len(roles)]]
+    messages = [{"role": role, "content": _content(each, in_parts)} for role, each in zip(roles, texts, strict=True)]
+    try:
+        rendered = _renderer.render(
+            conversations=[messages],
+            chat_template=template,
+            add_generation_prompt=True,
+            tools=[TOOL] if has_tools else None,
+            **json.loads(special),
+        )
+    except EndedError:
+        raise
+    except ValueError:
+        return False
+    return all(each in rendered for each in texts)
 
 
 def encode(
@@ -103,7 +185,25 @@ def load_tokenizer(directory: pathlib.Path) -> Any:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         _check_names(directory / name)
     with text.errors_of(f"{directory} has no tokenizer that transformers can read"):
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = of_processor(directory)
+    return tokenizer
+
+
+def of_processor(directory: pathlib.Path) -> str | None:
+    """Returns the chat template in the settings of a processor, which counts where the tokenizer has none.
+
+    Raises:
+      ValueError: names the file that is broken.
+    """
+    for file in (directory / name for name in OF_PROCESSORS):
+        template = read_json(file).get("chat_template") if file.exists() else None
+        if not isinstance(template, str | None):
+            raise ValueError(f"{file}: chat_template must be a string, got {shown(template)}")
+        if template is not None:
+            return template
+    return None
 
 
 def _check_names(file: pathlib.Path) -> None:
@@ -148,7 +248,7 @@ class Renderer:
                 raise
             if not answer:
                 self.end()
-                raise ValueError(
+                raise EndedError(
                     f"the chat template takes more than {self._seconds} seconds for the conversation, or "
                     "more memory than it may have"
                 )

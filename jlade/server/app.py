@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -27,7 +27,7 @@ from jlade.server import choices as choices_lib
 from jlade.server import fields, guard, items, page, responses, tokens
 from jlade.server.choices import Choices
 from jlade.server.fields import Body, RequestError
-from jlade.server.guard import Guard
+from jlade.server.guard import Guard, JsonResponse
 from jlade.server.item_events import ItemsWriter
 from jlade.server.metrics import Metrics
 from jlade.server.protocol import AskedT, Reader
@@ -36,6 +36,7 @@ from jlade.server.tokens import TokensWriter
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
+KEYS = {"prefix_key", "remember_key"}  # options that say which requests share what
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies hand on each event at once
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -122,9 +123,9 @@ class Service:
             asked = await _unless_gone(request.receive, work)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
-        if (key := asked.options.get("remember_key")) is not None:
-            own = guard.compartment(request.scope, key)
-            asked = dataclasses.replace(asked, options=asked.options | {"remember_key": own})
+        options = {"prefix_key": ""} | asked.options
+        own = {name: guard.compartment(request.scope, options[name]) for name in KEYS & options.keys()}
+        asked = dataclasses.replace(asked, options=options | own)
         writer = writing(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
         choices = Choices(self.engine, asked, self._metrics, self._seconds)
         self._active.add(choices)
@@ -132,7 +133,7 @@ class Service:
             return _Events(self._events(choices, writer), functools.partial(self._end, choices))
         try:
             generations = await _unless_gone(request.receive, choices.results())
-            return JSONResponse(writer.whole(generations, choices.num_cached, choices.prompt_logprobs))
+            return JsonResponse(writer.whole(generations, choices.num_cached, choices.prompt_logprobs))
         finally:
             self._end(choices)
 
@@ -185,10 +186,10 @@ class Service:
             limit = self.engine.capacity
             return {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names}
 
-        return JSONResponse(await self._read(request, read))
+        return JsonResponse(await self._read(request, read))
 
     async def _detokenize(self, request: Request) -> Response:
-        return JSONResponse({"prompt": await self._read(request, self.reader.text)})
+        return JsonResponse({"prompt": await self._read(request, self.reader.text)})
 
     def _of_model(self) -> Body:
         return {
@@ -200,11 +201,11 @@ class Service:
         }
 
     async def _list_models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._of_model()]})
+        return JsonResponse({"object": "list", "data": [self._of_model()]})
 
     async def _show_model(self, request: Request) -> Response:
         self._check_model(request.path_params["model"])
-        return JSONResponse(self._of_model())
+        return JsonResponse(self._of_model())
 
     async def _show_response(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
@@ -212,12 +213,12 @@ class Service:
         turn = self._store.find(name := request.path_params["name"])
         if turn is None:
             raise _no_response(name)
-        return JSONResponse(turn.response)
+        return JsonResponse(turn.response)
 
     async def _remove_response(self, request: Request) -> Response:
         if not self._store.remove(name := request.path_params["name"]):
             raise _no_response(name)
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
+        return JsonResponse({"id": name, "object": "response", "deleted": True})
 
     def check(self) -> None:
         """Raises a RequestError if a completion would not be answered."""
@@ -230,13 +231,13 @@ class Service:
 
     async def _show_health(self, request: Request) -> Response:
         self.check()
-        return JSONResponse({"status": "ok"})
+        return JsonResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _show_version(self, request: Request) -> Response:
-        return JSONResponse({"version": jlade.__version__})
+        return JsonResponse({"version": jlade.__version__})
 
     async def _show_page(self, request: Request) -> Response:
         return HTMLResponse(page.text(), headers=page.headers())

@@ -1,4 +1,4 @@
-"""Fields of a body in JSON: each is read with its type and range, and refused in OpenAI's form."""
+"""Bodies in JSON. Each field is read with its type and range, and refused in OpenAI's form."""
 
 import contextlib
 import gc
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Body = dict[str, Any]
+# Characters at which clients divide a stream into lines as they do at a newline, and those that UTF-8 cannot write.
+_ESCAPED = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
 
 class RequestError(Exception):
@@ -31,6 +33,12 @@ class RequestError(Exception):
         given = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
         message, param = (text and given.sub(lambda found: names[found[0]], text) for text in (message, param))
         return RequestError(message, param, code, self.status)
+
+
+def to_json(body: Body) -> str:
+    """Returns a body in JSON: one line, whatever divides lines for the client."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def parse(data: bytes, name: str = "the body") -> Body:
@@ -125,12 +133,18 @@ def text(name: str, value: Any) -> str:
 
 def content(name: str, content: Any) -> str:
     """Returns a text that is given whole or in parts."""
+    given = parts(name, content)
+    return given if isinstance(given, str) else "".join(part["text"] for part in given)
+
+
+def parts(name: str, content: Any) -> str | list[Body]:
+    """Returns a text, or its parts if it is given in parts."""
     if not isinstance(content, list):
         return text(name, content)
     for i, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text":
             raise refused(f"{name}[{i}]", part, 'a part {"type": "text", "text": ...}, as the model reads text alone')
-    return "".join(text(f"{name}[{i}].text", part.get("text")) for i, part in enumerate(content))
+    return [{"type": "text", "text": text(f"{name}[{i}].text", part.get("text"))} for i, part in enumerate(content)]
 
 
 def too_long(name: str, amount: str, capacity: int) -> RequestError:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jlade.server import fields
 from jlade.server.fields import RequestError
 
 OPEN = ("/", "/health")  # paths that need no key: the page asks for it
@@ -21,6 +22,14 @@ MOST_BYTES = 4 * 2**20  # of a body
 BODY_SECONDS = 30  # to send a body
 ID, LONGEST_ID = "x-request-id", 128  # the header, and characters of an id
 RETRY_AFTER = "2"  # seconds, where the server is busy or ends
+
+
+class JsonResponse(JSONResponse):
+    """A response with a body in JSON."""
+
+    def render(self, content: fields.Body) -> bytes:
+        """Returns the body."""
+        return fields.to_json(content).encode()
 
 
 class Guard:
@@ -89,7 +98,7 @@ def request_id(scope: Scope) -> str:
 
 
 def compartment(scope: Scope, key: str) -> str:
-    """Returns the name of what belongs to a client's `prompt_cache_key`: another one for each API key.
+    """Returns the name of what belongs to a key that a client chose: another one for each API key.
 
     Neither can be read from it.
     """
@@ -126,12 +135,12 @@ async def read(request: Request) -> bytes:
     return bytes(data)
 
 
-def refuse(error: RequestError) -> JSONResponse:
+def refuse(error: RequestError) -> JsonResponse:
     """Returns the response that refuses a request."""
     headers = {"Retry-After": RETRY_AFTER} if error.status in (429, 503) else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error.body, error.status, headers)
+    return JsonResponse(error.body, error.status, headers)
 
 
 def _too_large() -> RequestError:

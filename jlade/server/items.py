@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jlade.config import CONTROLS
-from jlade.server import fields, structured, unsupported
+from jlade.server import fields, known, structured, unsupported
 from jlade.server import shown as shown_lib
 from jlade.server import tools as tools_lib
 from jlade.server.fields import Body, RequestError
@@ -26,8 +26,8 @@ TRUNCATION = ("auto", "disabled")  # the first allows what the second forbids, a
 REPEATED = ("prompt_cache_key", "safety_identifier")
 # Fields that a chat reads under the same name.
 PASSED = {
-    "ignore_eos", "logit_bias", "min_tokens", "model", "parallel_tool_calls", "prediction", "seed", "stop",
-    "stop_token_ids", "stream", *CONTROLS, *structured.FIELDS.keys() - {"response_format"},
+    "cache_salt", "ignore_eos", "logit_bias", "min_tokens", "model", "parallel_tool_calls", "prediction", "seed",
+    "stop", "stop_token_ids", "stream", *CONTROLS, *structured.FIELDS.keys() - {"response_format"},
 }  # fmt: skip
 READ = {
     "include", "input", "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key",
@@ -51,6 +51,10 @@ UNSUPPORTED = unsupported.UNSUPPORTED | {
     "response_format": ({"type": "text"},),
     **dict.fromkeys(shown_lib.FIELDS, (False,)),
 }
+OF_REASONING: dict[str, tuple[Any, ...]] = {"context": ("auto",), "effort": (), "mode": ("standard",)}
+# Of items of calls and their outputs, and of functions.
+OF_CALLS: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
+OF_TOOLS: dict[str, tuple[Any, ...]] = {"allowed_callers": (["direct"],), "async": (False,), "defer_loading": (False,)}
 # The names in a chat of fields that errors may name, and those here.
 NAMES = {
     "response_format.json_schema.schema": "text.format.schema",
@@ -134,7 +138,7 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
       RequestError: names the field, its value and what is accepted.
     """
     unsupported.refuse(body, UNSUPPORTED)
-    unsupported.say_ignored(body, PASSED | READ | UNSUPPORTED.keys())
+    known.say_others(body, PASSED | READ | UNSUPPORTED.keys(), known.OF_RESPONSE)
     earlier = _earlier(body, store)
     items = earlier + _input(body.get("input"))
     instructions = body.get("instructions")
@@ -143,7 +147,7 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
         messages.insert(0, {"role": "system", "content": fields.text("instructions", instructions)})
     text, reasoning = fields.nested(body, "text"), fields.nested(body, "reasoning")
     unsupported.refuse(text, {"verbosity": ("medium",)}, "text.")
-    unsupported.refuse(reasoning, {"effort": ()}, "reasoning.")
+    unsupported.refuse(reasoning, OF_REASONING, "reasoning.")
     if (truncation := body.get("truncation")) is not None and truncation not in TRUNCATION:
         raise fields.refused("truncation", truncation, f"one of {', '.join(TRUNCATION)}")
     fields.nested(body, "stream_options")
@@ -225,7 +229,10 @@ def _messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
     calls: set[str] = set()
     for i, item in enumerate(items, start=-num_earlier):
         name = f"input[{i}]"
-        match item["type"]:
+        if isinstance(kind := item["type"], str) and kind in known.ITEMS:
+            known.say_unknown(item, known.ITEMS[kind], name, "input")
+            unsupported.refuse(item, OF_CALLS, f"{name}.")
+        match kind:
             case "message":
                 messages.append(_message(name, item))
             case "function_call":
@@ -256,18 +263,18 @@ def _message(name: str, item: Body) -> Body:
     return {"role": role, "content": _content(f"{name}.content", item.get("content"), ROLES[role])}
 
 
-def _content(name: str, content: Any, kind: str) -> str:
-    """Returns a text that is given whole or in parts of this type."""
+def _content(name: str, content: Any, kind: str) -> str | list[Body]:
+    """Returns a text, or its parts in the form of a chat if it is given in parts of this type."""
     if not isinstance(content, list):
         return fields.text(name, content)
-    texts = []
+    parts = []
     for i, part in enumerate(content):
         given = part.get("type") if isinstance(part, dict) else part
         if given != kind:
             accepted = f"{kind}, as the model reads text alone"
             raise fields.refused(f"{name}[{i}].type", given, accepted)
-        texts.append(fields.text(f"{name}[{i}].text", part.get("text")))
-    return "".join(texts)
+        parts.append({"type": "text", "text": fields.text(f"{name}[{i}].text", part.get("text"))})
+    return parts
 
 
 def _call(name: str, item: Body) -> Body:
@@ -287,6 +294,7 @@ def _tools(given: Any) -> list[Body] | None:
     for i, tool in enumerate(given):
         match tool:
             case {"type": "function", "name": str()}:
+                unsupported.refuse(tool, OF_TOOLS, f"tools[{i}].")
                 function = {name: value for name, value in tool.items() if name != "type" and value is not None}
                 tools.append({"type": "function", "function": function})
             case _:

@@ -12,7 +12,7 @@ from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import fields, structured, tools, unsupported
+from jlade.server import fields, known, structured, tools, unsupported
 from jlade.server import shown as shown_lib
 from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Form
@@ -26,17 +26,22 @@ MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenA
 
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
-    "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction",
-    "prompt_cache_key", "remember", "seed", "speculative", "stop", "stop_token_ids", "stream", "stream_options",
-    *CONTROLS, *structured.FIELDS, *shown_lib.FIELDS,
+    "cache_salt", "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n",
+    "prediction", "prompt_cache_key", "remember", "seed", "speculative", "stop", "stop_token_ids", "stream",
+    "stream_options", *CONTROLS, *structured.FIELDS, *shown_lib.FIELDS,
 }  # fmt: skip
 OF_CHAT = OF_BOTH | {
     "input_ids", "max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs",
 }  # fmt: skip
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
-# Roles, with those of templates, and the fields of a message that templates may use beside role, content and calls.
+OF_TOKENIZE = {"add_generation_prompt", "add_special_tokens", "messages", "model", "prompt", "return_token_strs"}
+OF_DETOKENIZE = {"model", "tokens"}
+# Roles, with those of templates.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-PASSED = ("name", "reasoning_content", "tool_call_id")
+# Names of the thoughts in a message, in the order of transformers. Templates get the first ones under the first name.
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+# Fields of a message that templates may use beside role, content and calls.
+PASSED = {"name", "tool_call_id", *THOUGHTS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +133,7 @@ class Reader:
           RequestError: names the field, its value and what is accepted.
         """
         unsupported.refuse(body, unsupported.OF_CHATS)
-        unsupported.say_ignored(body, OF_CHAT | unsupported.OF_CHATS.keys())
+        known.say_others(body, OF_CHAT | unsupported.OF_CHATS.keys(), known.OF_CHAT)
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         most = self.max_top_logprobs
         logprobs, top = fields.boolean(body, "logprobs"), shown_lib.alternatives(body, "top_logprobs", most)
@@ -153,7 +158,7 @@ class Reader:
           RequestError: as `chat` does.
         """
         unsupported.refuse(body, unsupported.OF_COMPLETIONS)
-        unsupported.say_ignored(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys())
+        known.say_others(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys(), known.OF_BOTH)
         is_echoed = fields.boolean(body, "echo")
         if isinstance(logprobs := body.get("logprobs"), bool):  # as in a chat
             body = body | {"logprobs": 1 if logprobs else None}
@@ -198,6 +203,7 @@ class Reader:
           RequestError: as `chat` does.
         """
         unsupported.refuse(body, unsupported.OF_TOKENIZE)
+        known.say_others(body, OF_TOKENIZE | unsupported.OF_TOKENIZE.keys(), {"messages": known.MESSAGE})
         if "messages" in body:
             return self._conversation(
                 body,
@@ -214,6 +220,7 @@ class Reader:
         Raises:
           RequestError: as `chat` does.
         """
+        known.say_others(body, OF_DETOKENIZE, {})
         return text_lib.decode_with_special(self.tokenizer, self.token_ids("tokens", body.get("tokens")))
 
     @functools.cached_property
@@ -309,7 +316,7 @@ class Reader:
             "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
             **shown.options(bool(echo)),
-            **_drafts(body),
+            **_shares(body),
         }
         prediction = self._prediction(body.get("prediction"))
         if prediction:
@@ -409,8 +416,13 @@ def _messages(messages: Any) -> list[Message]:
         content, calls = message.get("content"), message.get("tool_calls")
         if role == "assistant" and content is None:
             content = ""
-        passed = {key: fields.text(f"{name}.{key}", message[key]) for key in PASSED if message.get(key) is not None}
-        read: dict[str, Any] = {"role": ROLES[role], "content": fields.content(f"{name}.content", content), **passed}
+        read: dict[str, Any] = {"role": ROLES[role], "content": fields.parts(f"{name}.content", content)}
+        for key, value in message.items():
+            if key in PASSED and value is not None:
+                read[key] = fields.text(f"{name}.{key}", value)
+        thoughts = [read.pop(key) for key in THOUGHTS if key in read]
+        if thoughts:
+            read[THOUGHTS[0]] = thoughts[0]
         if calls:
             read["tool_calls"] = tools.read_calls(f"{name}.tool_calls", calls)
         result.append(read)
@@ -469,14 +481,21 @@ def _stop(stop: Any) -> list[str]:
     return strings
 
 
-def _drafts(body: Body) -> Body:
-    """Returns the options that say where drafts come from, which change no text, as far as they are given."""
+def _shares(body: Body) -> Body:
+    """Returns the options that say what a request has of earlier ones, which changes no text, as far as they are given.
+
+    `Service` makes other keys of these for each API key.
+    """
     given: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
     keeps = fields.boolean(body, "remember", default=True)
     key = body.get("prompt_cache_key")
     if key is not None and len(fields.text("prompt_cache_key", key)) > LONGEST_KEY:
         raise fields.refused("prompt_cache_key", key, f"a string of at most {LONGEST_KEY} characters")
-    return given | {"remember_key": key, "remember": keeps} if key else given
+    given |= {"remember_key": key, "remember": keeps} if key else {}
+    salt = body.get("cache_salt")
+    if salt == "":
+        raise fields.refused("cache_salt", salt, "a string of at least one character")
+    return given if salt is None else given | {"prefix_key": fields.text("cache_salt", salt)}
 
 
 def _seed(body: Body) -> int | None:

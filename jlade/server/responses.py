@@ -1,7 +1,6 @@
 """Responses of OpenAI's interface: whole ones, and the chunks of a stream."""
 
 import itertools
-import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from jlade.engine.scoring import PromptLogProbs
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
+from jlade.server import fields
 from jlade.server.calls import Arguments, Called, CallReader, Content, Part, gather
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked
@@ -22,7 +22,7 @@ LEAST_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON ha
 
 def event(body: Body) -> str:
     """Returns a server-sent event."""
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {fields.to_json(body)}\n\n"
 
 
 class Writer:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.tags import Tags
-from jlade.server import fields
+from jlade.server import fields, unsupported
 from jlade.server.fields import Body, RequestError
 
 Make = Callable[[], Grammar]
@@ -83,12 +83,24 @@ def _choice(name: str, options: Any) -> Make:
     return lambda: Grammar.choice(texts)
 
 
+# The fields of a response_format that another type of it holds.
+OF_OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "text": {"schema": (), "json_schema": ()},
+    "json_object": {"json_schema": ()},
+    "json_schema": {"schema": ()},
+}
+
+
 def _response_format(name: str, given: Any) -> Make | None:
+    match given:
+        case {"type": "text" | "json_object" | "json_schema" as kind}:
+            unsupported.refuse(given, OF_OTHERS[kind], f"{name}.")
     match given:
         case {"type": "text"}:
             return None
-        case {"type": "json_object"}:
-            return Grammar.json
+        case {"type": "json_object"}:  # with a schema in llama.cpp's form
+            schema = given.get("schema")
+            return Grammar.json if schema in (None, {}) else _schema(f"{name}.schema", schema)
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return _schema(f"{name}.json_schema.schema", schema)
         case {"type": "structural_tag"}:

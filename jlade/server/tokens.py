@@ -6,14 +6,15 @@ from typing import Any
 
 from jlade.engine.scoring import PromptLogProbs
 from jlade.generation.results import Generation, Piece
-from jlade.server import fields, unsupported
+from jlade.server import fields, known, unsupported
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked, Reader
 from jlade.server.responses import Writer, one_piece
 
-KNOWN = {"model", "request_id", "return_token_ids", "sampling_params", "stream", "stream_options", "token_ids"}
+# Fields that a completion reads under the same name.
+PASSED = ("cache_salt", "return_token_ids", "stream", "stream_options")
+KNOWN = {"model", "request_id", "sampling_params", "token_ids", *PASSED}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "cache_salt": (),
     "content_parts": ([],),
     "ec_transfer_params": (),
     "features": (),
@@ -36,14 +37,14 @@ def read(reader: Reader, body: Body) -> Asked:
       RequestError: names the field, its value and what is accepted.
     """
     unsupported.refuse(body, UNSUPPORTED)
-    unsupported.say_ignored(body, KNOWN | UNSUPPORTED.keys())
+    known.say_others(body, KNOWN | UNSUPPORTED.keys(), {"stream_options": known.OF_BOTH["stream_options"]})
     ids = reader.token_ids("token_ids", body.get("token_ids"))
     if not ids:
         raise fields.refused("token_ids", ids, "at least one token")
     given = {name: value for name, value in fields.nested(body, "sampling_params").items() if name not in OF_TEXTS}
     if given.get("max_tokens") is None:
         given["max_tokens"] = max(1, reader.capacity - len(ids))
-    passed = {name: body.get(name) for name in ("return_token_ids", "stream", "stream_options")}
+    passed = {name: body.get(name) for name in PASSED}
     try:
         asked = reader.completion(given | passed | {"prompt": ids, "return_tokens_as_token_ids": True})
     except RequestError as error:

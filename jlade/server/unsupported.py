@@ -1,15 +1,11 @@
 """Fields of OpenAI's interface, of vLLM's and llama.cpp's, that are not supported: refused, or known to be harmless."""
 
 import json
-import logging
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jlade.server.fields import Body, RequestError
-
-MOST_SAID = 1000  # names of unknown fields; anyone may make up more
-log = logging.getLogger(__name__)
 
 # Fields that would change the text or the response, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -18,7 +14,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),  # asks for a cache of one's own
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -72,12 +67,11 @@ OF_MESSAGES: dict[str, tuple[Any, ...]] = {
 
 # Fields without effect on a text that is made without beams, images and audio.
 HARMLESS = {
-    "cache_prompt", "guided_decoding_backend", "include_obfuscation", "length_penalty", "media_io_kwargs", "metadata",
+    "cache_prompt", "client_metadata", "guided_decoding_backend", "length_penalty", "media_io_kwargs", "metadata",
     "mm_payload", "mm_processor_kwargs", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "service_tier", "session_id", "spaces_between_special_tokens", "store", "stream_interval",
     "truncation_side", "user",
 }  # fmt: skip
-_said: set[str] = set()
 
 
 def refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], within: str = "") -> None:
@@ -88,11 +82,3 @@ def refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], within: str =
             also = "".join(f" or set it to {json.dumps(each)}" for each in neutral)
             name = f"{within}{name}"
             raise RequestError(f"{name}={reprlib.repr(value)} is not supported: leave it out{also}", name)
-
-
-def say_ignored(body: Body, known: Iterable[str]) -> None:
-    """Logs the names of fields that are ignored and not known to be harmless, each once."""
-    for name in body.keys() - HARMLESS - _said - set(known):
-        if len(_said) < MOST_SAID:
-            _said.add(name)
-            log.warning("the field %s of a request is not known and ignored", reprlib.repr(name))

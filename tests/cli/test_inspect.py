@@ -203,6 +203,9 @@ def test_a_chat_template_in_the_tokenizers_settings(inspect, tmp_path):
     for content, has_template in (({}, False), ({"chat_template": "{{ messages }}"}, True)):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
         assert json.loads(inspect(tmp_path, "--json"))["chat_template"] is has_template
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert json.loads(inspect(tmp_path, "--json"))["chat_template"] is True
 
 
 def test_a_tuned_setting_is_suggested(inspect, small_demo, demo):

@@ -6,6 +6,7 @@ import json
 import random
 import unicodedata
 
+import gguf
 import pytest
 import regex
 import tokenizers
@@ -13,7 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import jlade
 from jlade.conversion import load_gguf
-from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED
+from jlade.conversion.gguf_header import read_header
+from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED, tokenizer_config
 from jlade.generation import text
 from tests.conversion.gguf_files import write
 
@@ -116,6 +118,19 @@ def test_byte_level_bpe_is_that_of_a_plain_implementation(pre, tmp_path):
                 is_token = whole_words and written in tokens
                 expected += [tokens.index(written)] if is_token else plain_bpe(written, ranks, tokens)
         assert tokenizer.encode(sample).ids == expected, sample
+
+
+@pytest.mark.parametrize(
+    "templates", [None, "a", [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]]
+)
+def test_chat_templates_are_those_that_the_writer_of_gguf_was_given(tmp_path, templates):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    if templates is not None:
+        writer.add_chat_template(templates)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert tokenizer_config(read_header(tmp_path / "model.gguf").metadata)["chat_template"] == templates
 
 
 def test_pieces_of_the_pre_tokenizers(tmp_path):

@@ -138,6 +138,7 @@ def test_auto_remembers_nothing_where_its_setting_has_no_tree(monkeypatch, expec
     [
         ({"remember_key": 3}, TypeError, "remember_key must be a string, or None .* got 3"),
         ({"remember": 1}, TypeError, "remember must be True or False, got 1"),
+        ({"prefix_key": None}, TypeError, "prefix_key must be a string, got None"),
         ({"lookahead": None}, TypeError, "lookahead of a request must be True or False, got None"),
         ({"corpus": ["ab"]}, TypeError, "corpus is not an option of a request"),
         ({"prediction": [1]}, ValueError, "prediction needs an engine that was made with max_prediction"),

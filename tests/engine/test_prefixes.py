@@ -1,12 +1,15 @@
 """The beginnings that an engine keeps, without a model."""
 
+import types
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.engine.prefixes import Prefixes
+from jlade.engine.reading import PromptReader, PromptReading
 
-LEAST, MEMORY = 2, 20
+LEAST, MEMORY, KEY = 2, 20, "key"
 
 
 def tokens(text):
@@ -16,48 +19,58 @@ def tokens(text):
 def store(*texts, memory=MEMORY, divisible=99):
     prefixes = Prefixes(memory, LEAST, divisible)
     for text in texts:
-        prefixes.add(tokens(text), text, len(text))
+        prefixes.add(tokens(text), KEY, text, len(text))
     return prefixes
 
 
 def test_the_value_that_serves_most_tokens_is_found():
     prefixes = store("abcd", "abXY")
-    assert prefixes.find(tokens("abc")) == ("abcd", 3)
-    assert prefixes.find(tokens("abXYZ")) == ("abXY", 4)
-    assert prefixes.find(tokens("aX")) == (None, 0), "one token is less than the least"
-    assert prefixes.find(tokens("")) == (None, 0)
+    assert prefixes.find(tokens("abc"), KEY) == ("abcd", 3)
+    assert prefixes.find(tokens("abXYZ"), KEY) == ("abXY", 4)
+    assert prefixes.find(tokens("aX"), KEY) == (None, 0), "one token is less than the least"
+    assert prefixes.find(tokens(""), KEY) == (None, 0)
 
 
 def test_a_text_takes_the_place_of_its_beginnings():
     prefixes = store("abc", "xyz", "abcdef")
     assert prefixes.num_bytes == len("xyz") + len("abcdef")
-    assert (prefixes.is_new(tokens("abcd")), prefixes.is_new(tokens("abcX"))) == (False, True)
+    assert (prefixes.is_new(tokens("abcd"), KEY), prefixes.is_new(tokens("abcX"), KEY)) == (False, True)
 
 
 def test_the_least_recently_used_values_are_dropped():
     prefixes = store("aaaa", "bbbb", memory=8)
-    prefixes.find(tokens("aaaa"))
-    prefixes.add(tokens("cccc"), "cccc", 4)
-    assert [prefixes.find(tokens(text))[1] for text in ("aaaa", "bbbb", "cccc")] == [4, 0, 4]
+    prefixes.find(tokens("aaaa"), KEY)
+    prefixes.add(tokens("cccc"), KEY, "cccc", 4)
+    assert [prefixes.find(tokens(text), KEY)[1] for text in ("aaaa", "bbbb", "cccc")] == [4, 0, 4]
     prefixes.clear()
-    assert (prefixes.find(tokens("aaaa")), prefixes.num_bytes) == ((None, 0), 0)
+    assert (prefixes.find(tokens("aaaa"), KEY), prefixes.num_bytes) == ((None, 0), 0)
 
 
 def test_a_value_that_cannot_be_divided_serves_texts_that_begin_with_all_of_it():
     prefixes = store("abc", "abcdef", divisible=4)
-    assert prefixes.find(tokens("abcdXX")) == ("abc", 3)
-    assert (prefixes.parting(tokens("abcdXX")), prefixes.parting(tokens("aX"))) == (4, 0)
-    assert prefixes.find(tokens("abcdefX")) == ("abcdef", 6)
-    assert prefixes.is_new(tokens("abcde"))
+    assert prefixes.find(tokens("abcdXX"), KEY) == ("abc", 3)
+    assert (prefixes.parting(tokens("abcdXX"), KEY), prefixes.parting(tokens("aX"), KEY)) == (4, 0)
+    assert prefixes.find(tokens("abcdefX"), KEY) == ("abcdef", 6)
+    assert prefixes.is_new(tokens("abcde"), KEY)
+
+
+def test_a_prompt_waits_for_the_beginning_of_one_with_its_key():
+    def job(key):
+        request = types.SimpleNamespace(num_cached=0)
+        return types.SimpleNamespace(prompt=tokens("abcd"), prefix_key=key, request=request)
+
+    reader = types.SimpleNamespace(_sizes=[64], _least=LEAST)
+    readings = [PromptReading(job("a"))]
+    assert [PromptReader.is_read(reader, job(key), readings) for key in "ab"] == [True, False]
 
 
 def test_without_memory_nothing_is_kept():
     prefixes = store("abc", memory=0)
-    assert not prefixes.is_new(tokens("xyz"))
-    assert prefixes.find(tokens("abc")) == (None, 0)
+    assert not prefixes.is_new(tokens("xyz"), KEY)
+    assert prefixes.find(tokens("abc"), KEY) == (None, 0)
 
 
-TEXTS = st.text("ab", max_size=9)
+TEXTS = st.tuples(st.sampled_from("kl"), st.text("ab", max_size=9))  # each with its key
 
 
 @given(
@@ -67,24 +80,30 @@ TEXTS = st.text("ab", max_size=9)
 def test_any_order_of_events_equals_a_search_of_all_texts(divisible, events):
     prefixes, known = store(divisible=divisible), []  # the most recently used last
 
-    def served(text, by):
-        shared = next((n for n, pair in enumerate(zip(text, by, strict=False)) if pair[0] != pair[1]), None)
-        shared = min(len(text), len(by)) if shared is None else shared
-        return shared if by == text[:shared] or len(by) <= divisible else 0
+    def served(one, by):
+        (key, text), (of_key, other) = one, by
+        if key != of_key:
+            return 0
+        shared = next((n for n, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), None)
+        shared = min(len(text), len(other)) if shared is None else shared
+        return shared if other == text[:shared] or len(other) <= divisible else 0
 
-    for event, text in events:
+    for event, one in events:
+        key, text = one
+        most = max([n for n in (served(one, each) for each in known) if n >= LEAST], default=0)
+        assert prefixes.num_served(tokens(text), key) == most
         if event == "find":
-            value, number = prefixes.find(tokens(text))
-            assert number == max([n for n in (served(text, each) for each in known) if n >= LEAST], default=0)
+            value, number = prefixes.find(tokens(text), key)
+            assert number == most
             assert (value is None) == (number == 0)
             if value is not None:
-                assert served(text, value) == number
+                assert served(one, value) == number
                 known.append(known.pop(known.index(value)))
-        elif prefixes.is_new(tokens(text)):
-            prefixes.add(tokens(text), text, len(text))
-            known = [each for each in known if served(each, text) < len(each)] + [text]
-            while sum(map(len, known)) > MEMORY:
+        elif prefixes.is_new(tokens(text), key):
+            prefixes.add(tokens(text), key, one, len(text))
+            known = [each for each in known if each[0] != key or served(each, one) < len(each[1])] + [one]
+            while sum(len(text) for _, text in known) > MEMORY:
                 known.pop(0)
         else:
-            assert len(text) < LEAST or any(served(text, each) == len(text) for each in known)
-        assert prefixes.num_bytes == sum(map(len, known)) <= MEMORY
+            assert len(text) < LEAST or any(served(one, each) == len(text) for each in known)
+        assert prefixes.num_bytes == sum(len(text) for _, text in known) <= MEMORY

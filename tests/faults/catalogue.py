@@ -1115,6 +1115,13 @@ FAULTS = (
         ("tests/engine/test_prefixes.py::test_any_order_of_events_equals_a_search_of_all_texts",),
     ),
     Fault(
+        "a prefix serves the prompts of another key",
+        "jlade/engine/prefixes.py",
+        "if key != entry.key or self._head(tokens)",
+        "if self._head(tokens)",
+        ("tests/engine/test_prefixes.py::test_any_order_of_events_equals_a_search_of_all_texts",),
+    ),
+    Fault(
         "a prefix that cannot be divided serves a part of its text",
         "jlade/engine/prefixes.py",
         "return number if number == length or length <= self._divisible else 0",

@@ -302,6 +302,19 @@ def test_keys(engine):
                 assert refused.headers["WWW-Authenticate"] == "Bearer"
 
 
+def test_what_was_read_for_one_key_serves_no_other(engine):
+    """Neither the number of cached tokens nor the time shows how the prompts of others begin."""
+    with running(engine, keys=["one", "two"]) as served:
+
+        def num_cached(key, **others):
+            body = {"prompt": "cabcabcbabacbcabbacb", "max_tokens": 1, "temperature": 0, "ignore_eos": True} | others
+            response = served.client.post(COMPLETIONS, json=body, headers={"Authorization": f"Bearer {key}"})
+            return response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        for key, others in (("one", {}), ("two", {}), ("one", {"cache_salt": "s"}), ("two", {"cache_salt": "s"})):
+            assert [num_cached(key, **others) for _ in range(2)] == [0, 19], (key, others)
+
+
 def test_without_keys_a_foreign_page_is_refused(served):
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]:1", "[", "a@b", ""):
         error_of(served.client.get("/v1/models", headers={"Host": host}), 403)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import typing
 
 import hypothesis
@@ -15,7 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.server import items, unsupported
+from jlade.server import items, known, unsupported
 from jlade.server.fields import RequestError
 from jlade.server.item_events import ItemsWriter
 from jlade.server.items import Store
@@ -149,6 +150,14 @@ def test_the_client_streams(client):
     assert kinds[-1] in ("response.completed", "response.incomplete")
 
 
+def test_what_a_response_repeats_may_be_any_text_of_json(served):
+    given = {"a": "\u2028 \ud800"}
+    body = json.dumps({"input": "ab", "max_output_tokens": 1, "metadata": given})
+    whole = served.client.post(RESPONSES, content=body, headers={"Content-Type": "application/json"})
+    assert whole.json()["metadata"] == given
+    assert "\\u2028" in whole.text
+
+
 def test_an_empty_text_is_a_message(served):
     body = {"input": "ab", "logit_bias": {"12": 100}, "temperature": 0}
     whole = served.client.post(RESPONSES, json=body).json()
@@ -213,6 +222,28 @@ def test_items_become_messages():
         {"role": "assistant", "content": "", "tool_calls": calls[2:]},
         {"role": "user", "content": "f"},
     ]
+
+
+def test_instructions_are_joined_with_a_system_item_where_the_template_takes_one():
+    one = """{% for m in messages %}{% if m.role == 'system' and not loop.first %}
+    {{- raise_exception('at the beginning') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"""
+    reader = dataclasses.replace(json_chat.READER, chat_template=json_chat.chat_template(one))
+    given = [{"role": "developer", "content": [{"type": "input_text", "text": "b"}]}, {"role": "user", "content": "c"}]
+    asked = items.read(reader, Store(), {"input": given, "instructions": "a"})
+    assert json_chat.TOKENIZER.decode(asked.prompts[0]) == "system:a\n\nb;user:c;"
+
+
+def test_unknown_fields_of_items_are_said_with_their_paths(monkeypatch, caplog):
+    monkeypatch.setattr(known, "_said", set())
+    given = [{"role": "user", "content": "a", "name": "n"}, CALL | {"args": 1}, OUTPUT | {"result": 1}]
+    harmless = {"client_metadata": {"a": "b"}, "reasoning": {"summary": "auto"}, "metadata": {"c": "d"}}
+    body = {"input": given, "text": {"fromat": {}}, "stream_options": {"include_usage": True}} | harmless
+    with caplog.at_level(logging.WARNING):
+        items.read(json_chat.READER, Store(), body)
+    paths = ["text.fromat", "stream_options.include_usage", "input[0].name", "input[1].args", "input[2].result"]
+    assert {record.getMessage() for record in caplog.records} == {
+        f"the field {path!r} of a request is not known and not read" for path in paths
+    }
 
 
 def test_a_response_goes_on_from_an_earlier_one(client, served):
@@ -374,6 +405,14 @@ def test_an_error_in_a_stream_is_an_event(engine):
             "reasoning.effort",
             "reasoning.effort='low' is not supported",
         ),
+        (
+            {"input": "ab", "reasoning": {"context": "all_turns"}},
+            "reasoning.context",
+            "reasoning.context='all_turns' is not supported",
+        ),
+        ({"input": [CALL | {"namespace": "n"}]}, "input[0].namespace", "input[0].namespace='n' is not supported"),
+        ({"input": [CALL, OUTPUT | {"namespace": "n"}]}, "input[1].namespace", "is not supported"),
+        ({"input": "ab", "tools": [SHOP | {"async": True}]}, "tools[0].async", "tools[0].async=True is not supported"),
         ({"input": "ab", "text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity='low' is not supported"),
         ({"input": "ab", "text": {"format": {"type": "xml"}}}, "text.format", "text.format must be"),
         ({"input": "ab", "truncation": "left"}, "truncation", "one of auto, disabled"),

@@ -78,7 +78,7 @@ def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 900
     assert (status, out) == (0, "")
-    said = "jlade serve: ", "of a request is not known and ignored"
+    said = "jlade serve: ", "of a request is not known and not read"
     assert all(any(each in line for each in said) for line in errors.splitlines()), errors
 
 

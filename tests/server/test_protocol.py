@@ -1,14 +1,29 @@
 """Bodies as clients send them, and wrong ones."""
 
+import contextlib
 import copy
 import dataclasses
+import json
 import logging
 import math
+import re
+import sys
 import typing
 
 import openai.types.chat.completion_create_params as of_chats
 import openai.types.completion_create_params as of_completions
+import openai.types.responses.response_create_params as of_responses
+import openai.types.responses.response_input_item_param as of_items
 import pytest
+import typing_extensions
+from openai.types.responses import (
+    EasyInputMessageParam,
+    FunctionToolParam,
+    ResponseFunctionToolCallParam,
+    ResponseOutputMessageParam,
+    ToolChoiceAllowedParam,
+    ToolChoiceFunctionParam,
+)
 from tokenizers.processors import TemplateProcessing
 
 from jlade import SamplingConfig
@@ -17,9 +32,10 @@ from jlade.generation import chat_template
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.tokenizer_files import load_tokenizer
-from jlade.server import fields, protocol, unsupported
+from jlade.server import fields, items, known, protocol, tokens, unsupported
 from jlade.server.fields import RequestError
 from jlade.server.protocol import Reader
+from tests.server import json_chat
 from tests.server.tiny_chat import CHAT_TOKENIZER, TOKENIZER
 
 READER = Reader(
@@ -116,6 +132,26 @@ def test_prompts():
     assert chat(messages=messages).prompts == [[0, 0, 1, 4, 4]]
 
 
+def test_templates_that_write_parts_get_those_of_the_client():
+    template = "{% for m in messages %}{% for part in m.content %}|{{ part.text }}{% endfor %}{% endfor %}"
+    reader = dataclasses.replace(json_chat.READER, chat_template=json_chat.chat_template(template))
+    parts = [{"type": kind, "text": text} for kind, text in (("text", "a"), ("text", "b"))]
+    for prompts in (
+        reader.chat({"messages": [{"role": "user", "content": parts}, {"role": "user", "content": "c"}]}).prompts,
+        items.read(
+            reader,
+            items.Store(),
+            {
+                "input": [
+                    {"role": "user", "content": [part | {"type": "input_text"} for part in parts]},
+                    {"role": "user", "content": "c"},
+                ]
+            },
+        ).prompts,
+    ):
+        assert json_chat.TOKENIZER.decode(prompts[0]) == "|a|b|c"
+
+
 def test_templates_see_the_names_of_a_conversation():
     template = ChatTemplate(CHAT_TOKENIZER, "{% for one in messages %}{{ one.name }}{{ one.content }}{% endfor %}")
     named = dataclasses.replace(READER, chat_template=template)
@@ -192,6 +228,18 @@ def test_a_prediction():
     assert "prediction" not in chat(prediction={"type": "content", "content": ""}).options
 
 
+def test_a_salt_divides_what_was_read():
+    body = {"cache_salt": "s"}
+    for asked in (
+        chat(**body),
+        completion(**body),
+        items.read(READER, items.Store(), {"input": "ab"} | body),
+        tokens.read(READER, {"token_ids": [1]} | body),
+    ):
+        assert asked.options["prefix_key"] == "s"
+    assert "prefix_key" not in chat(cache_salt=None).options
+
+
 def test_a_chat_without_a_limit_takes_what_fits():
     assert chat().max_new_tokens([1] * 5, 16) == 11
     assert chat(max_tokens=11).max_new_tokens([1] * 5, 16) == 11
@@ -221,13 +269,113 @@ def test_each_field_of_openai_and_vllm_is_known():
     assert fields_of_openai | OF_VLLM <= read | refused | unsupported.HARMLESS
 
 
-def test_an_unknown_field_is_said_once(caplog):
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            completion(user="u", never_heard_of=1)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the field 'never_heard_of' of a request is not known and ignored"
-    ]
+@pytest.fixture
+def said(monkeypatch, caplog):
+    """Returns the names of the fields that the log says."""
+    monkeypatch.setattr(known, "_said", set())
+    caplog.set_level(logging.WARNING)
+    parts = ("the field ", " of a request is not known and not read")
+
+    def names():
+        messages = [record.getMessage() for record in caplog.records]
+        return [message.removeprefix(parts[0]).removesuffix(parts[1]).strip("'") for message in messages]
+
+    return names
+
+
+def test_an_unknown_field_is_said_once(said):
+    for _ in range(2):
+        completion(user="u", never_heard_of=1)
+    assert said() == ["never_heard_of"]
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"messages": [*HELLO, {"role": "assistant", "contnet": "a"}]}, "messages[1].contnet"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "txt": 1}]}]},
+            "messages[0].content[0].txt",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"idx": 1}]}]}, "messages[0].tool_calls[0].idx"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": CALL["function"] | {"args": 1}}]}]},
+            "messages[0].tool_calls[0].function.args",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
+        ({"tool_choice": {"type": "none", "allowed": {}}}, "tool_choice.allowed"),
+        ({"response_format": {"type": "json_object", "schma": {}}}, "response_format.schma"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"x": 1}, "stict": True}}},
+            "response_format.json_schema.stict",
+        ),
+        ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge"),
+        ({"prediction": {"type": "content", "content": "a", "text": "b"}}, "prediction.text"),
+        ({"jlade": {"step": True}}, "jlade.step"),
+        ({"x" * 4_000_000: 1}, "x" * 47 + "..." + "x" * 48),
+    ],
+)
+def test_unknown_fields_are_said_with_their_paths(said, body, path):
+    for _ in range(2):
+        with contextlib.suppress(RequestError):
+            chat(**body)
+    assert said() == [path]
+
+
+def test_a_field_is_said_once_for_all_messages(said):
+    READER.tokens({"messages": [{"role": "user", "content": "a", "colour": "red"}] * 3})
+    READER.text({"tokens": [1], "token": 1})
+    assert said() == ["messages[0].colour", "token"]
+
+
+def unknown_of(hint, fields_known, path=""):
+    """Yields the paths of the fields of openai's types for text that are not known."""
+    for each in typing.get_args(hint):
+        yield from unknown_of(each, fields_known, path)
+    if typing_extensions.is_typeddict(hint) and not re.search("Image|Audio|File|Custom|Refusal", hint.__name__):
+        for name, of_field in typing.get_type_hints(hint).items():
+            if name not in fields_known:
+                yield f"{path}{name}"
+            elif fields_known[name] is not None:
+                yield from unknown_of(of_field, fields_known[name], f"{path}{name}.")
+
+
+def test_each_field_within_a_field_of_openai_is_known():
+    of_chat = typing.get_type_hints(of_chats.CompletionCreateParamsStreaming)
+    of_response = typing.get_type_hints(of_responses.ResponseCreateParamsStreaming)
+    for name in known.OF_CHAT.keys() - {"jlade"}:
+        assert list(unknown_of(of_chat[name], known.OF_CHAT[name])) == []
+    # Of tools and items those that are no function are refused by their types.
+    of_response |= {"tools": FunctionToolParam, "tool_choice": ToolChoiceAllowedParam | ToolChoiceFunctionParam}
+    for name in known.OF_RESPONSE:
+        assert list(unknown_of(of_response[name], known.OF_RESPONSE[name])) == []
+    for kind, hint in (
+        ("message", of_items.Message | ResponseOutputMessageParam | EasyInputMessageParam),
+        ("function_call", ResponseFunctionToolCallParam),
+        ("function_call_output", of_items.FunctionCallOutput),
+    ):
+        assert list(unknown_of(hint, known.ITEMS[kind])) == []
+    assert "content.text" in unknown_of(of_chat["messages"], {"content": {}})
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"reasoning": "R"}, "R"),
+        ({"thinking": "T", "reasoning": "R"}, "T"),
+        ({"thinking": "T", "reasoning": "R", "reasoning_content": "C"}, "C"),
+        ({"reasoning": None, "reasoning_content": ""}, ""),
+    ],
+)
+def test_thoughts_of_an_earlier_answer_have_the_names_of_transformers(given, shown):
+    written = "{% for m in messages %}<{{ m.reasoning_content }}>{{ m.content }}{% endfor %}"
+    message = {"role": "assistant", "content": "a"}
+    reader = dataclasses.replace(json_chat.READER, chat_template=json_chat.chat_template(written))
+    text = json_chat.TOKENIZER.decode(reader.chat({"messages": [message | given]}).prompts[0])
+    assert text == f"<{shown}>a"
 
 
 def test_fields_that_change_no_text_are_ignored():
@@ -269,6 +417,8 @@ def test_fields_that_change_no_text_are_ignored():
         ({"stream_options": []}, "stream_options", "an object"),
         ({"response_format": {"type": "xml"}}, "response_format", "response_format must be"),
         ({"prediction": {"type": "content", "content": "a" * 17}}, "prediction", "at most 16 tokens, got 'aaaaa"),
+        ({"cache_salt": ""}, "cache_salt", "cache_salt must be a string of at least one character, got ''"),
+        ({"cache_salt": 3}, "cache_salt", "cache_salt must be a string, got 3"),
         ({"suffix": "x"}, "suffix", "suffix='x' is not supported"),
         ({"best_of": 2}, "best_of", "best_of=2 is not supported"),
         ({"prediction": "x"}, "prediction", "prediction must be"),
@@ -327,6 +477,15 @@ def test_wrong_chats_are_refused(field, message):
 def test_wrong_completions_are_refused(field, message):
     with pytest.raises(RequestError, match=message):
         completion(**field)
+
+
+def test_a_body_is_one_line_whatever_divides_lines():
+    """Clients of streams divide them into lines as `str.splitlines` does."""
+    every = "a".join(map(chr, range(sys.maxunicode + 1)))  # no two halves of a pair become one character
+    line = fields.to_json({"text": every})
+    assert line.splitlines() == [line.encode().decode()]
+    assert json.loads(line) == {"text": every}
+    assert "é" in line
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"NaN", b'{"a": NaN}', b"\xff", b"[" * 100_000, b"1" * 5000])

@@ -36,6 +36,8 @@ def tool(name, parameters=SCHEMA, **others):
         ({}, None),
         ({"response_format": {"type": "text"}, "grammar": "", "guided_json": None, "structured_outputs": {}}, None),
         ({"response_format": {"type": "json_object"}}, Grammar.json()),
+        ({"response_format": {"type": "json_object", "schema": {}, "json_schema": None}}, Grammar.json()),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Grammar.json_schema(SCHEMA)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA}}},
             Grammar.json_schema(SCHEMA),
@@ -95,6 +97,26 @@ def test_a_structural_tag(given):
             {"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}},
             "response_format.json_schema.schema",
             "must be a JSON schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": 3}},
+            "response_format.schema",
+            "response_format.schema must be a JSON schema, got 3",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+            "response_format.json_schema",
+            "response_format.json_schema=.* is not supported: leave it out",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": SCHEMA}}},
+            "response_format.schema",
+            "response_format.schema={} is not supported: leave it out",
+        ),
+        (
+            {"response_format": {"type": "text", "schema": SCHEMA}},
+            "response_format.schema",
+            "response_format.schema=.* is not supported: leave it out",
         ),
         ({"guided_json": {"contains": {}}}, "guided_json", "#/contains: not supported"),
         ({"guided_json": "{"}, "guided_json", "guided_json has no grammar: "),
