@@ -20,6 +20,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
 from jlade.config import check_int
 from jlade.files import append_line
+from jlade.generation import prompts as prompts_lib
 from jlade.generation import text
 from jlade.generation.options import Keywords
 from jlade.generation.prompts import SMALLEST_CAPACITY, round_up
@@ -251,7 +252,7 @@ def _stream(job: _Job, item: _Item) -> str | None:
     if item.error is not None:
         return None
     with status.show("compiling and reading") if sys.stdout.isatty() else contextlib.nullcontext():
-        pieces = jlade.stream(job.params, item.ids, **(job.request | item.options))
+        pieces = jlade.stream(job.params, prompts_lib.whole([item.ids]), **(job.request | item.options))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
         print(piece.text, end="", flush=True)
@@ -274,7 +275,7 @@ def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
     longest = max((len(item.ids) + item.options["max_new_tokens"] for item in valid), default=0)
     size = size_of_engine(job.batch_size, longest, job.params.config.max_positions)
     with jlade.Engine(job.params, **size, **of_engine) as engine:
-        results = engine.map([item.ids for item in valid], **options) if valid else iter(())
+        results = engine.map(prompts_lib.whole([item.ids for item in valid]), **options) if valid else iter(())
         for item in items:
             out = None if item.error is not None else next(results)
             if isinstance(out, Exception):
@@ -289,7 +290,7 @@ def _with_batch(job: _Job, items: list[_Item]) -> Iterator[Result]:
         # The first prompt fills up the batch, as programs are compiled for a batch size.
         filled = valid + valid[:1] * (job.batch_size - len(valid))
         options = job.request | records.together([item.options for item in filled])
-        out = jlade.generate(job.params, [item.ids for item in filled], **options)
+        out = jlade.generate(job.params, prompts_lib.whole([item.ids for item in filled]), **options)
     sequence = itertools.count()
     for item in items:
         yield item, None if item.error is not None else _one(out, next(sequence))

@@ -11,6 +11,7 @@ import jax
 from jlade.engine.engine import Engine
 from jlade.engine.request import Request
 from jlade.engine.scoring import PromptLogProbs
+from jlade.generation import prompts
 from jlade.generation.results import NOT_FINITE, Generation, Piece
 from jlade.server.fields import RequestError
 from jlade.server.metrics import Metrics
@@ -48,7 +49,7 @@ class Choices:
                 seed = secrets.randbits(32) if asked.seed is None else asked.seed
                 for number in range(asked.n):
                     options = asked.options | {"max_new_tokens": limit, "key": key(seed, number)}
-                    self._requests.append(engine.submit(prompt, **options))
+                    self._requests.append(engine.submit(prompts.whole([prompt]), **options))
         except Exception as error:
             self.cancel()
             raise _refusal(error) from error

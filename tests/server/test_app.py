@@ -102,6 +102,13 @@ def test_requests_of_continue(served):
     assert text == alone("ab", max_new_tokens=6).text[0]
 
 
+@pytest.mark.parametrize("prompt", ["aab", [0, 0, 1]])
+def test_a_prompt_may_begin_with_pad_tokens(served, prompt):
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0}
+    found = served.client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
+    assert found == alone("aab", max_new_tokens=6).text[0]
+
+
 def test_the_other_endpoints(served):
     client = served.client
     assert client.get("/health").json() == {"status": "ok"}
