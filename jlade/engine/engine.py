@@ -301,7 +301,12 @@ class Engine:
         return self._programs.find(1, self._usual) is not None
 
     def submit(
-        self, prompt: Prompt | Mapping[str, Any], *, priority: int = 0, prompt_logprobs: bool = False, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | Mapping[str, Any],
+        *,
+        priority: int = 0,
+        prompt_logprobs: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> Request:
         """Adds a request to those that wait, and returns it at once.
 
