@@ -20,7 +20,7 @@ from jlade.costs import choice
 from jlade.generation import difference, placement, prompts, text
 from jlade.generation.options import Keywords
 from jlade.generation.prompts import Prompts
-from jlade.generation.results import NOT_FINITE
+from jlade.generation.results import FAILURES
 from jlade.lookahead.names import label
 from jlade.mesh import device_of, mesh_of
 from jlade.models.llama import LlamaParams
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the command. Ctrl-C ends it with the figures so far.
 
     Raises:
-      FloatingPointError: after the text, if it ended as the model's logits are not finite.
+      FloatingPointError: after the text, if it ended for one of `FAILURES`.
     """
     request = options_lib.request(options) | {"grammar": options_lib.grammar(options)}
     others = [options_lib.setting("--also", sizes) for sizes in options.also]
@@ -108,8 +108,8 @@ def run(options: argparse.Namespace) -> None:
                     line.clear()
                     with status.show(f"decoding with {_name(setting)}"):
                         run.measure(pieces)
-                if run.finish_reason == "error":
-                    raise FloatingPointError(NOT_FINITE)
+                if run.finish_reason in FAILURES:
+                    raise FloatingPointError(FAILURES[run.finish_reason])
         except KeyboardInterrupt:
             line.clear()
             if not options.json:

@@ -24,7 +24,7 @@ from jlade.generation import prompts as prompts_lib
 from jlade.generation import text
 from jlade.generation.options import Keywords
 from jlade.generation.prompts import SMALLEST_CAPACITY, round_up
-from jlade.generation.results import NOT_FINITE
+from jlade.generation.results import FAILURES
 from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import records
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the command. It checks all prompts before it decodes any.
 
     Raises:
-      FloatingPointError: at the end, if texts ended because the model's logits were not finite.
+      FloatingPointError: at the end, if texts ended for one of `FAILURES`.
     """
     with distributed.joined(options), contextlib.ExitStack() as stack:
         with distributed.agreed():
@@ -116,18 +116,19 @@ def run(options: argparse.Namespace) -> None:
         num_done = distributed.of_first(num_done)
         hidden = job.output is None and sys.stdout.isatty()  # the completions are there to see
         advance = stack.enter_context(progress.bar(len(job.items), num_done, "prompts", hidden))
-        num_failed = 0
+        failed: list[str] = []
         try:
             for reasons in _complete(job, num_done, options):
                 num_done += advance(len(reasons))
-                num_failed += reasons.count("error")
+                failed += [FAILURES[reason] for reason in reasons if reason in FAILURES]
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job.items)} prompts are completed", file=sys.stderr)
             raise
         if options.output:
             print(f"{options.output}: {num_done} prompts")
-        if num_failed:
-            raise FloatingPointError(f"{num_failed} of {len(job.items)} texts ended early: {NOT_FINITE}")
+        if failed:
+            why = "; ".join(dict.fromkeys(failed))
+            raise FloatingPointError(f"{len(failed)} of {len(job.items)} texts ended early: {why}")
 
 
 def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]:

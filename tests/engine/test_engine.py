@@ -159,6 +159,36 @@ def test_a_text_is_that_of_its_request_alone(setting):
         assert any(request.num_cached for *_, request in requests)
 
 
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_a_grammar_whose_tokens_are_banned_is_a_dead_end(shared, lookahead):
+    """After "ab" it allows "c" alone, which only two tokens begin. The next request for "abc" has it."""
+    banned = SamplingConfig(logit_bias={token: -float("inf") for token in (4, 7)})
+    options = {"grammar": jlade.Grammar.choice(["abc"]), "eos_ids": 12, "max_new_tokens": 9, "lookahead": lookahead}
+    out = shared.submit([1, 2], sampling=banned, **options).result()
+    assert (out.text, out.finish_reason) == (("ab",), ("dead_end",))
+    out = shared.submit([1, 2], **options).result()
+    assert (out.text, out.finish_reason) == (("abc",), ("eos",))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "eos_ids", "text"),
+    [
+        (jlade.Grammar.choice(["ac"]), [12, 4], None),
+        (jlade.Grammar.choice(["bbb"]), [1, 12], None),
+        (jlade.Grammar.choice(["cabb"]), [12, 4, 2], "cabb"),  # "cab" is another token
+        (jlade.Grammar.regex("(ac?)"), [4], "ac"),
+    ],
+)
+def test_an_end_token_is_no_part_of_a_text_of_a_grammar(shared, grammar, eos_ids, text):
+    options = {"grammar": grammar, "eos_ids": eos_ids, "max_new_tokens": 9}
+    if text is None:
+        with pytest.raises(ValueError, match=r"^eos_ids must leave tokens that spell a text .* got \[[14]\]:"):
+            shared.submit([1, 2], **options)
+        return
+    out = shared.submit([1, 2], **options).result()
+    assert (out.text, out.finish_reason) == ((text,), ("eos",))
+
+
 def test_pieces_make_up_the_result(shared):
     prompt = [3, 1, 4]
     for stop in ((), ("c",), ("éa", "bb")):
