@@ -133,8 +133,8 @@ class EndsError(ValueError):
 
     def __init__(self, name: str, eos_ids: Sequence[int]):
         super().__init__(
-            f"{name} must leave tokens that spell a text of the grammar, got {eos_ids}: an end token may follow a whole "
-            "text alone"
+            f"{name} must leave tokens that spell a text of the grammar, got {eos_ids}: an end token may follow a "
+            "whole text alone"
         )
         self.eos_ids = eos_ids
 

@@ -7,6 +7,7 @@
         fn_constructor_kwargs={"model": "path/to/hf-llama", "rows": 64},
         compute=ray.data.ActorPoolStrategy(size=8, max_concurrent_calls_per_actor=2),
         num_gpus=1,
+        max_task_retries=2,
     )
     for row in done.iter_rows():
         print(row)
