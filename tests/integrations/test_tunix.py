@@ -357,10 +357,11 @@ def test_a_filter_that_keeps_all_tokens_changes_no_logprobs():
     """The pad token is in the prompt, ends texts, and may be in them: steps see it, or do not, in both cases."""
     made = model()
     ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)
+    prompts = ["ab_cd_", *["abc"] * 7]
     for eos in (PAD, EOS):
         settings = {"max_prompt_length": 8, "temperature": 0.7, "seed": 5, "eos_tokens": [eos], "return_logprobs": True}
-        plain = ours(["ab_cd_", "abc"], 30, top_p=1.0, **settings)
-        scored = ours(["ab_cd_", "abc"], 30, top_p=1 - 1e-6, **settings)
+        plain = ours(prompts, 30, top_p=1.0, **settings)
+        scored = ours(prompts, 30, top_p=1 - 1e-6, **settings)
         assert eos == PAD or PAD in np.concatenate(plain.tokens)
         for i, tokens in enumerate(plain.tokens):
             np.testing.assert_array_equal(tokens, scored.tokens[i])
