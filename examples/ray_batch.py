@@ -44,6 +44,7 @@ def main() -> None:
         },
         compute=ray.data.ActorPoolStrategy(size=options.workers, max_concurrent_calls_per_actor=2),
         num_gpus=options.gpus,
+        max_task_retries=2,  # of a part in whose hands workers die; by default without end
     )
     for part in done.iter_rows():
         print(json.dumps(part), flush=True)

@@ -375,7 +375,7 @@ class SamplingConfig:
     Attributes:
       temperature: divides the logits; 0.0 takes the highest (greedy), as do numbers below 1e-5.
       top_k: keeps the k highest logits; 1 or more.
-      top_p: keeps the fewest tokens whose probabilities add up to p or more; above 0, up to 1.
+      top_p: keeps the fewest tokens whose probabilities add up to p or more, the first of equal ones; above 0, up to 1.
       min_p: keeps tokens of at least p times the highest probability; 0 to 1.
       repetition_penalty: divides positive and multiplies negative logits of the tokens of prompt and text so far
         (arXiv 1909.05858); 1e-4 or more, 1.0 for none.

@@ -19,7 +19,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.conversation import Conversation
 from jlade.cli.display import Tally
 from jlade.conversion import location
-from jlade.generation.results import NOT_FINITE
+from jlade.generation.results import FAILURES
 
 HELP = f"""\
 /help              show this text
@@ -154,14 +154,14 @@ class _Chat:
                     if interrupted.is_set():
                         break
             reason = "interrupted" if generation is None else generation.finish_reason[0]
-            ending = f"error, {NOT_FINITE}" if reason == "error" else reason
+            ending = f"error, {FAILURES[reason]}" if reason in FAILURES else reason
             show("", 1, f"{ending}: {_status(tally)}")
         if answer or generation is not None:
             self._conversation.add(question, answer, generation)
         self._last, self._total = tally, self._total + tally
         self._statistics = None if generation is None else generation.statistics
-        if reason == "error" and not self._is_terminal:  # which shows it
-            raise ValueError(f"the answer ended early: {NOT_FINITE}")
+        if reason in FAILURES and not self._is_terminal:  # which shows it
+            raise ValueError(f"the answer ended early: {FAILURES[reason]}")
 
     def _show_statistics(self) -> None:
         tallies = {"last answer": self._last, "whole chat": self._total}

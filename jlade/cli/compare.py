@@ -17,9 +17,10 @@ from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
 from jlade.config import PLAIN
 from jlade.costs import choice
-from jlade.generation import difference, placement, text
+from jlade.generation import difference, placement, prompts, text
 from jlade.generation.options import Keywords
-from jlade.generation.results import NOT_FINITE
+from jlade.generation.prompts import Prompts
+from jlade.generation.results import FAILURES
 from jlade.lookahead.names import label
 from jlade.mesh import device_of, mesh_of
 from jlade.models.llama import LlamaParams
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the command. Ctrl-C ends it with the figures so far.
 
     Raises:
-      FloatingPointError: after the text, if it ended as the model's logits are not finite.
+      FloatingPointError: after the text, if it ended for one of `FAILURES`.
     """
     request = options_lib.request(options) | {"grammar": options_lib.grammar(options)}
     others = [options_lib.setting("--also", sizes) for sizes in options.also]
@@ -81,11 +82,11 @@ def run(options: argparse.Namespace) -> None:
         requests: list[Keywords] = [request | _of_setting(setting, request["prior"]) for setting in settings]
         if options.programs is not None:  # which are those of "auto", not of the setting that it chooses
             requests[0] |= {"programs": options.programs, "lookahead": request["lookahead"]}
-        jlade.prepare(params, ids, **requests[0])  # checks the arguments
+        jlade.prepare(params, prompts.whole([ids]), **requests[0])  # checks the arguments
         if not (options.json or console.is_terminal):
             print(options.prompt, end="", flush=True)
         line.say("compiling")
-        _compile(params, ids, requests)
+        _compile(params, prompts.whole([ids]), requests)
         line.say("reading")
 
         def show(step: int, piece: jlade.Piece) -> None:
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
         try:
             for setting, request in zip(settings, requests, strict=True):
                 run = runs[setting] = _Run()
-                pieces = jlade.stream(params, ids, **request)
+                pieces = jlade.stream(params, prompts.whole([ids]), **request)
                 if setting == shown and not options.json:
                     run.measure(pieces, show)
                     console.print("\n")
@@ -107,8 +108,8 @@ def run(options: argparse.Namespace) -> None:
                     line.clear()
                     with status.show(f"decoding with {_name(setting)}"):
                         run.measure(pieces)
-                if run.finish_reason == "error":
-                    raise FloatingPointError(NOT_FINITE)
+                if run.finish_reason in FAILURES:
+                    raise FloatingPointError(FAILURES[run.finish_reason])
         except KeyboardInterrupt:
             line.clear()
             if not options.json:
@@ -177,7 +178,7 @@ def _of_setting(setting: jlade.LookaheadConfig, prior: jlade.Prior | None) -> Ke
 _Runs = dict[jlade.LookaheadConfig, _Run]
 
 
-def _compile(params: LlamaParams, prompt: list[int], requests: list[Keywords]) -> None:
+def _compile(params: LlamaParams, prompt: Prompts, requests: list[Keywords]) -> None:
     """Compiles all programs before the first is timed: the shared prefill, then those of each request in a thread.
 
     Those of the first request may come from a directory. On a mesh there is one thread: devices that wait for each

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 
 import jlade
-from jlade.generation import chat_template
+from jlade.generation import chat_template, prompts
 from jlade.generation.options import Keywords
 from jlade.models.llama import LlamaParams
 
@@ -71,7 +71,7 @@ class Conversation:
             "keep_state": True,
             "with_statistics": True,
         }
-        return jlade.stream(self.params, prompt, **options)
+        return jlade.stream(self.params, prompts.whole([prompt]), **options)
 
     def add(self, question: str, answer: str, generation: jlade.Generation | None) -> None:
         """Adds a turn. `generation` is None for an interrupted answer, which the next turn reads again."""

@@ -20,10 +20,11 @@ from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
 from jlade.config import check_int
 from jlade.files import append_line
+from jlade.generation import prompts as prompts_lib
 from jlade.generation import text
 from jlade.generation.options import Keywords
 from jlade.generation.prompts import SMALLEST_CAPACITY, round_up
-from jlade.generation.results import NOT_FINITE
+from jlade.generation.results import FAILURES
 from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import records
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the command. It checks all prompts before it decodes any.
 
     Raises:
-      FloatingPointError: at the end, if texts ended because the model's logits were not finite.
+      FloatingPointError: at the end, if texts ended for one of `FAILURES`.
     """
     with distributed.joined(options), contextlib.ExitStack() as stack:
         with distributed.agreed():
@@ -115,18 +116,19 @@ def run(options: argparse.Namespace) -> None:
         num_done = distributed.of_first(num_done)
         hidden = job.output is None and sys.stdout.isatty()  # the completions are there to see
         advance = stack.enter_context(progress.bar(len(job.items), num_done, "prompts", hidden))
-        num_failed = 0
+        failed: list[str] = []
         try:
             for reasons in _complete(job, num_done, options):
                 num_done += advance(len(reasons))
-                num_failed += reasons.count("error")
+                failed += [FAILURES[reason] for reason in reasons if reason in FAILURES]
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job.items)} prompts are completed", file=sys.stderr)
             raise
         if options.output:
             print(f"{options.output}: {num_done} prompts")
-        if num_failed:
-            raise FloatingPointError(f"{num_failed} of {len(job.items)} texts ended early: {NOT_FINITE}")
+        if failed:
+            why = "; ".join(dict.fromkeys(failed))
+            raise FloatingPointError(f"{len(failed)} of {len(job.items)} texts ended early: {why}")
 
 
 def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]:
@@ -251,7 +253,7 @@ def _stream(job: _Job, item: _Item) -> str | None:
     if item.error is not None:
         return None
     with status.show("compiling and reading") if sys.stdout.isatty() else contextlib.nullcontext():
-        pieces = jlade.stream(job.params, item.ids, **(job.request | item.options))
+        pieces = jlade.stream(job.params, prompts_lib.whole([item.ids]), **(job.request | item.options))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
         print(piece.text, end="", flush=True)
@@ -274,7 +276,7 @@ def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
     longest = max((len(item.ids) + item.options["max_new_tokens"] for item in valid), default=0)
     size = size_of_engine(job.batch_size, longest, job.params.config.max_positions)
     with jlade.Engine(job.params, **size, **of_engine) as engine:
-        results = engine.map([item.ids for item in valid], **options) if valid else iter(())
+        results = engine.map(prompts_lib.whole([item.ids for item in valid]), **options) if valid else iter(())
         for item in items:
             out = None if item.error is not None else next(results)
             if isinstance(out, Exception):
@@ -289,7 +291,7 @@ def _with_batch(job: _Job, items: list[_Item]) -> Iterator[Result]:
         # The first prompt fills up the batch, as programs are compiled for a batch size.
         filled = valid + valid[:1] * (job.batch_size - len(valid))
         options = job.request | records.together([item.options for item in filled])
-        out = jlade.generate(job.params, [item.ids for item in filled], **options)
+        out = jlade.generate(job.params, prompts_lib.whole([item.ids for item in filled]), **options)
     sequence = itertools.count()
     for item in items:
         yield item, None if item.error is not None else _one(out, next(sequence))

@@ -70,14 +70,15 @@ class Trie:
             arrays = (np.array(each, np.int32) for each in (parents, last, ending, ends))
             self.levels.append(_Level(*arrays))
 
-    def may_count(self, automaton: Automaton) -> bool:
-        """Whether a text can be completed by tokens at every count: each byte of its texts is a token.
+    def may_count(self, automaton: Automaton, eos_ids: Sequence[int]) -> bool:
+        """Whether a text can be completed by tokens at every count: each byte of its texts is a token and no end.
 
         Special tokens are whole. Tokens must not be longer than moves can count.
         """
         if not self.levels or self.lengths.max() > moves_lib.LONGEST:
             return False
-        alone = np.append(self.levels[0].byte[self.levels[0].node], special.BYTE)
+        first = self.levels[0]
+        alone = np.append(first.byte[first.node[~np.isin(first.tokens, eos_ids)]], special.BYTE)
         read = np.flatnonzero((automaton.moves != DEAD).any(axis=0))
         return bool(np.isin(read, automaton.class_of_byte[alone]).all())
 
@@ -144,6 +145,8 @@ class Table:
     ) -> Self:
         """Returns the table of the texts that an automaton accepts, each followed by an end token.
 
+        An end token is no part of a text, also where its bytes would be.
+
         Args:
           automaton: over bytes.
           trie: of the tokens.
@@ -174,14 +177,14 @@ class Table:
             above, of_key = _longer(above, is_asked, automaton)
             of_node = np.full(len(level.parent), -1)
             of_node[is_live] = of_key[keys]
-            used = of_node[level.node]
+            is_chosen = (level.tokens < vocab_size) & ~np.isin(level.tokens, eos_ids)
+            used = of_node[level.node[is_chosen]]
             numbers = np.full(len(above) + 1, NEVER)
             for each in np.unique(used[used >= 0]).tolist():
                 numbers[each] = known.setdefault(above[each].key(), len(functions))
                 if numbers[each] == len(functions):
                     functions.append(above[each])
-            chosen = level.tokens < vocab_size
-            class_of_token[level.tokens[chosen]] = numbers[used][chosen]
+            class_of_token[level.tokens[is_chosen]] = numbers[used]
             if not above:
                 break
         class_of_token[list(eos_ids)] = END

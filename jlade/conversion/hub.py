@@ -149,5 +149,6 @@ def _explained(neither: str) -> Iterator[None]:
             f"{neither}. It is no local directory and not in the cache, and the Hub cannot be reached or "
             f"HF_HUB_OFFLINE is set: {error}"
         ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
+    # The bases are those of its HTTP library, which depends on the version; a RuntimeError is hf_xet's.
+    except (*errors.HfHubHTTPError.__bases__, OSError, RuntimeError) as error:
         raise ValueError(f"{neither}. The Hub reports: {error}") from error

@@ -129,8 +129,13 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
         highest = -jnp.sort(-logits, axis=-1)
         probabilities = jax.nn.softmax(highest, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        last = jnp.min(jnp.where(before < s.top_p, highest, highest[:, :1]), axis=-1)  # the first for any p
-        logits = jnp.where(logits < last[:, None], NEVER, logits)
+        is_kept = before < s.top_p
+        last = jnp.min(jnp.where(is_kept, highest, highest[:, :1]), axis=-1, keepdims=True)  # the first for any p
+        # Of tokens with the logit of the last one only some are kept, the first ones.
+        is_tied = logits == last
+        number = jnp.maximum(jnp.sum(is_kept & (highest == last), axis=-1, keepdims=True), 1)
+        is_late = is_tied & (jnp.cumsum(is_tied, axis=-1) > number)
+        logits = jnp.where((logits < last) | is_late, NEVER, logits)
     if s.min_p is not None:
         probabilities = jax.nn.softmax(logits, axis=-1)
         too_rare = probabilities < s.min_p * jnp.max(probabilities, axis=-1, keepdims=True)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import jax
@@ -33,6 +33,7 @@ from jlade.engine.worker import Context, Worker
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import prior as prior_lib
+from jlade.generation import prompts as prompts_lib
 from jlade.generation import request as request_lib
 from jlade.generation import stop_strings
 from jlade.generation.corpus import Texts
@@ -160,12 +161,12 @@ class Engine:
         self._max_prediction = max_prediction
         params = mesh_lib.settled(params)
         # The arguments of a batch of all rows have what the engine needs.
-        prompts = [[0]] * self.max_sequences
+        prompts = prompts_lib.made_up(self.max_sequences)
         options = Options(
             max_new_tokens=1,
             lookahead=lookahead,
             tokenizer=tokenizer,
-            prediction=prompts if max_prediction or remember else None,
+            prediction=prompts["input_ids"] if max_prediction or remember else None,
             logprobs=True,
             top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
             stop=(),
@@ -259,7 +260,7 @@ class Engine:
         for _ in self.compile():
             pass
         self._running.least = self.max_sequences  # for the memory of all rows
-        self.submit([0, 0], max_new_tokens=1, with_statistics=True).result()
+        self.submit(prompts_lib.made_up(1, 2), max_new_tokens=1, with_statistics=True).result()
         self._running.least = 1
 
     @mesh_lib.apart()
@@ -276,7 +277,7 @@ class Engine:
         Raises:
           Exception: the error of a program, when the others are there. A request that needs this one meets it again.
         """
-        checked = self._check([0, 0], {"sampling": usual, "max_new_tokens": 1})
+        checked = self._check(prompts_lib.made_up(1, 2), {"sampling": usual, "max_new_tokens": 1})
         job = Job(checked, 0, Request(lambda: None), self._size, self._shared)
         self._usual = job.controls
         self._programs.begin(job.row, job.controls)
@@ -312,12 +313,17 @@ class Engine:
         return self._programs.find(1, self._usual) is not None
 
     def submit(
-        self, prompt: Prompt, *, priority: int = 0, prompt_logprobs: bool = False, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | Mapping[str, Any],
+        *,
+        priority: int = 0,
+        prompt_logprobs: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> Request:
         """Adds a request to those that wait, and returns it at once.
 
         Args:
-          prompt: a string, or token ids int[L].
+          prompt: a string, token ids int[L], or a mapping with the "input_ids" of one prompt, as in `jlade.generate`.
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
           prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,

@@ -11,7 +11,7 @@ from jlade.engine.remembered import Compartment
 from jlade.engine.request import Request
 from jlade.generation import results
 from jlade.generation.request import DecodeRequest
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Detokenizer, find_stop, token_bytes
 
 
@@ -37,10 +37,11 @@ class Job:
         self.prefix_key = ""  # of the texts with which it may share what has been read
         self._place = 0 if checked.inputs.key.ndim else index  # in the batch whose key it shares
         inputs, stop = checked.inputs.rows(np.array([index])), checked.stop[index : index + 1]
-        checked = dataclasses.replace(checked, inputs=inputs, stop=stop)
+        tables = None if checked.tables is None else checked.tables[index : index + 1]
+        checked = dataclasses.replace(checked, inputs=inputs, stop=stop, tables=tables)
         self.logprobs, self.num_alternatives = checked.config.logprobs, checked.config.top_logprobs
         self.with_statistics = checked.with_statistics
-        self.table = None if checked.tables is None else checked.tables[index]  # of its grammar
+        self.table = None if tables is None else tables[0]  # of its grammar
         self.controls = rows.Controls.of(checked.inputs, self.table is not None, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
         self._checked, self._size, self._shared = checked, size, shared
@@ -68,7 +69,7 @@ class Job:
     def is_sound(self) -> bool:
         """Whether it has ended as it should: all numbers that it has left in its pages are finite."""
         future = self.request._future
-        return future.done() and future.exception() is None and future.result().finish_reason != ("error",)
+        return future.done() and future.exception() is None and future.result().finish_reason[0] not in FAILURES
 
     @functools.cached_property
     def row(self) -> rows.Row:

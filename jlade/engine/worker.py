@@ -285,7 +285,8 @@ class Worker:
                     piece = dataclasses.replace(piece, generation=generation)
                 job.request._add(piece)
                 # Texts of a list are seldom continued. An error from here on changes no result.
-                if piece.generation is not None and piece.generation.finish_reason != ("error",) and not job.of_list:
+                out = piece.generation
+                if out is not None and out.finish_reason[0] not in results.FAILURES and not job.of_list:
                     self._reader.keep_row(job, state, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)

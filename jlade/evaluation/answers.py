@@ -19,8 +19,8 @@ from jlade.decoding import loop, prefill
 from jlade.decoding.state import Prefix
 from jlade.drafts.pool import NGramPool
 from jlade.evaluation.methods import Method
+from jlade.generation import prompts, results, text
 from jlade.generation import request as request_lib
-from jlade.generation import results, text
 from jlade.generation.options import Options
 from jlade.generation.request import DecodeRequest
 from jlade.generation.text import Tokenizer
@@ -170,7 +170,7 @@ class Model:
             kv_dtype=self.kv_dtype,
             with_statistics=True,
         )
-        return request_lib.make(params, list(prompt), options)
+        return request_lib.make(params, prompts.whole([prompt]), options)
 
     def _decode(self, request: DecodeRequest, method: Method) -> tuple[Answer, NGramPool | None]:
         params, inputs, config = self.params(self._dtype(method)), request.inputs, request.config

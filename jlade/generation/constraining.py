@@ -10,7 +10,7 @@ import numpy as np
 from jlade.constraints.bans import Every
 from jlade.constraints.constraint import Constraint
 from jlade.constraints.grammar import Grammar, Tables
-from jlade.constraints.tokens import Table, Trie
+from jlade.constraints.tokens import NEVER, Table, Trie
 from jlade.decoding import sharding
 from jlade.decoding.stopping import Stopping
 from jlade.generation import text
@@ -100,15 +100,43 @@ def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_
     return found
 
 
+def is_dead_end(table: Table, tokens: Sequence[int], is_banned: np.ndarray) -> bool:
+    """Whether a grammar allows only tokens that are banned [V] bool after those of a text."""
+    state = functools.reduce(table.advance, tokens, 0)
+    return not (table.allowed(state) & ~is_banned).any()
+
+
 def table_of(grammar: Grammar, spelled: TokenBytes, eos_ids: Sequence[int], vocab_size: int) -> Table:
     """Returns the table of a grammar, made once, for end tokens of which those below 0 do not count.
 
     Raises:
+      EndsError: no tokens but end tokens spell a text of the grammar.
       ValueError: there is no end token, or no tokens spell a text of the grammar.
     """
     if not (ends := tuple(sorted({*eos_ids} - {-1}))):
         raise ValueError("grammar needs end tokens, as eos_ids, that may follow a whole text")
-    return _table(grammar, spelled, ends, vocab_size)
+    try:
+        return _table(grammar, spelled, ends, vocab_size)
+    except ValueError as error:
+        # Without ends the error is another one, or the table tells which of them are needed.
+        is_spelled = _table(grammar, spelled, (), vocab_size).class_of_token[list(ends)] != NEVER
+        raise EndsError("eos_ids", np.array(ends)[is_spelled].tolist()) from error
+
+
+class EndsError(ValueError):
+    """The end tokens that texts of a grammar need: as such they may come after a whole text alone.
+
+    Args:
+      name: of the argument that has them.
+      eos_ids: these end tokens.
+    """
+
+    def __init__(self, name: str, eos_ids: Sequence[int]):
+        super().__init__(
+            f"{name} must leave tokens that spell a text of the grammar, got {eos_ids}: an end token may follow a "
+            "whole text alone"
+        )
+        self.eos_ids = eos_ids
 
 
 @functools.lru_cache(maxsize=4)
@@ -119,6 +147,6 @@ def _trie(spelled: TokenBytes, vocab_size: int) -> Trie:
 @functools.lru_cache(maxsize=64)
 def _table(grammar: Grammar, spelled: TokenBytes, eos_ids: tuple[int, ...], vocab_size: int) -> Table:
     trie, automaton = _trie(spelled, vocab_size), grammar.automaton
-    if automaton.bounds is not None and not trie.may_count(automaton):
+    if automaton.bounds is not None and not trie.may_count(automaton, eos_ids):
         automaton = grammar.unrolled
     return Table.of(automaton, trie, eos_ids, vocab_size, spelled.first_tokens)

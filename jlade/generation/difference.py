@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from jlade import mesh
 from jlade.decoding import prefill, sharding
 from jlade.decoding.state import DecodeConfig
+from jlade.generation import prompts
 from jlade.generation.request import prepare
 from jlade.models.base import Cache, Params
 from jlade.vocabulary import VocabularyShard
@@ -42,10 +43,10 @@ def find(
     shorter = min(len(one), len(other))
     differs = np.flatnonzero(np.asarray(one[:shorter]) != np.asarray(other[:shorter]))
     position = int(differs[0]) if len(differs) else shorter
-    text = [*prompt, *one[:position]]
+    text = prompts.whole([[*prompt, *one[:position]]])
     inputs, config = prepare(params, text, max_new_tokens=1, stop=(), lookahead=None, kv_dtype=kv_dtype)
     cache = prefill.prefill(params, inputs, config).cache
-    token = np.array([text[-1:]], np.int32)
+    token = np.array([text["input_ids"][0][-1:]], np.int32)
     first, second = mesh.fetch(_largest_two(params, cache, token, config))
     return Difference(position, float(first - second))
 

@@ -55,8 +55,7 @@ def read(
         try:
             ids[name] = token_ids(name, one, tokenizer, vocab_size, parse_special)
         except (TypeError, ValueError) as error:
-            is_of_all = attention_mask is not None or (tokenizer is None and isinstance(one, str))
-            if errors is None or is_of_all:
+            if errors is None or (tokenizer is None and isinstance(one, str)):  # the error of all
                 raise
             errors[index] = error
     if attention_mask is not None:
@@ -64,6 +63,16 @@ def read(
     if tokenizer is not None and not any(isinstance(one, str) for one in prompts.values()):
         _check_not_padded(ids, text.pad_id(tokenizer))
     return [ids.get(name, NO_PROMPT) for name in prompts]
+
+
+def whole(prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Returns the token ids of prompts with a mask that says that none is padding, though one may be the pad token."""
+    return {"input_ids": prompts, "attention_mask": [np.ones_like(ids) for ids in prompts]}
+
+
+def made_up(number: int, length: int = 1) -> dict[str, Any]:
+    """Returns prompts for programs and arguments that are the same whatever the tokens are."""
+    return whole([[0] * length] * number)
 
 
 def _split(prompt: Any) -> dict[str, Any]:
@@ -172,16 +181,17 @@ def pad(prompts: list[np.ndarray], limits: HostArray, least: int, max_positions:
 
 
 def _unpad(ids: dict[str, np.ndarray], prompts: dict[str, Any], attention_mask: Any) -> list[np.ndarray]:
-    """Returns the tokens where the mask is 1."""
+    """Returns the tokens where the mask is 1; `ids` lack the prompts that are wrong."""
     if any(isinstance(prompt, str) for prompt in prompts.values()):
         raise TypeError("attention_mask goes with token ids; prompts in text are not padded")
     try:
-        masks = [np.asarray(row) for row in ([attention_mask] if "prompt" in ids else attention_mask)]
+        masks = [np.asarray(row) for row in ([attention_mask] if "prompt" in prompts else attention_mask)]
     except (TypeError, ValueError) as error:  # a number, or sequences of different lengths in a row
         raise TypeError(f"attention_mask must hold 0 and 1 in the shape of prompt, got {attention_mask!r}") from error
-    if len(masks) != len(ids):
-        raise ValueError(f"attention_mask must have a row for each of {len(ids)} prompts, got {len(masks)}")
-    return [_unpad_row(name, row, mask) for (name, row), mask in zip(ids.items(), masks, strict=True)]
+    if len(masks) != len(prompts):
+        raise ValueError(f"attention_mask must have a row for each of {len(prompts)} prompts, got {len(masks)}")
+    named = zip(prompts, masks, strict=True)
+    return [_unpad_row(name, ids[name], mask) if name in ids else NO_PROMPT for name, mask in named]
 
 
 def _unpad_row(name: str, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -11,11 +11,14 @@ from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts.sources import TABLE
+from jlade.generation import constraining
 from jlade.generation.request import DecodeRequest
 from jlade.generation.text import Detokenizer
 
 SHOWN = 8  # sequences in a `repr`
 NOT_FINITE = "the model's logits are not finite: its weights hold NaN or infinity, or float16 overflowed"
+DEAD_END = "the grammar allows no token here that logit_bias does not ban"
+FAILURES = {"error": NOT_FINITE, "dead_end": DEAD_END}  # reasons for which a text ended before its end, in words
 _shorten = reprlib.Repr()
 _shorten.maxstring = 80  # characters of a text in a `repr`
 
@@ -27,7 +30,8 @@ class Generation:
     A stop string is cut off the text but not off the tokens: the last token is the one that completes it.
 
     The reason "error" means that the model gave logits with NaN or infinity, or of -inf alone, for the next token. The
-    tokens before it, of which there may be none, are those of a sound model.
+    tokens before it, of which there may be none, are those of a sound model. "dead_end" means that all tokens that the
+    grammar allows next are banned, by `logit_bias` or, end tokens, by `min_new_tokens`.
 
     Results that were not asked for are None. Their types have `Any` in its place, so that a type checker lets those who
     asked for them use them.
@@ -37,7 +41,7 @@ class Generation:
       lengths: int32[B], tokens generated, including an end token.
       steps: int[B], forward passes; prefill is not counted.
       accepted: int32[B, max(steps)], tokens accepted in each step, 0 after a sequence's last step.
-      finish_reason: of each sequence, "eos", "stop", "length" or "error".
+      finish_reason: of each sequence, "eos", "stop", "length", "error" or "dead_end".
       text: of each sequence, without special tokens; None without a tokenizer.
       logprobs: float32[B, max_new_tokens], of the tokens under the model, NaN after the end of a sequence.
       processed_logprobs: float32[B, max_new_tokens], the same after `sampling`'s processing, at temperature 1 where it
@@ -229,8 +233,8 @@ def assemble(
     has_top = request.config.top_logprobs > 0
     stopped = [False] * len(new) if stop_state is None else (stop_state < 0).tolist()
     endings = [_ending(i, new[i, :length].tolist(), stopped[i], request) for i, length in enumerate(lengths)]
-    # The last step of a text that ends with an error may have accepted no token.
-    has_failed = [reason == "error" for reason, _ in endings]
+    # The last step of a text that has failed may have accepted no token.
+    has_failed = [reason in FAILURES for reason, _ in endings]
     steps = np.where(has_failed, num_steps, np.count_nonzero(accepted, axis=1))
     return Generation(
         tokens=new,
@@ -250,9 +254,10 @@ def assemble(
 
 def warn_of_errors(generation: Generation) -> None:
     """Warns of texts that ended with an error, for results that have no place for the reason."""
-    failed = [index for index, reason in enumerate(generation.finish_reason) if reason == "error"]
-    if failed:
-        warnings.warn(f"{NOT_FINITE}; sequences that ended early: {', '.join(map(str, failed))}", stacklevel=3)
+    for failure, message in FAILURES.items():
+        failed = [index for index, reason in enumerate(generation.finish_reason) if reason == failure]
+        if failed:
+            warnings.warn(f"{message}; sequences that ended early: {', '.join(map(str, failed))}", stacklevel=3)
 
 
 def of_piece(logprobs: Any, new: slice) -> dict[str, Any]:
@@ -290,8 +295,25 @@ def _ending(index: int, tokens: list[int], stopped: bool, request: DecodeRequest
     reason = "stop" if stopped else "length" if len(tokens) == stopping.max_new_tokens[index] else "error"
     if tokens and tokens[-1] in stopping.eos_ids[index]:
         reason = "eos"
+    if reason == "error" and _is_dead_end(index, tokens, request):
+        reason = "dead_end"
     if request.tokenizer is None:
         return reason, None
     detokenizer = Detokenizer(request.tokenizer, request.stop[index])
     text = detokenizer.feed(tokens, last=True)
     return "stop" if detokenizer.stopped else reason, text
+
+
+def _is_dead_end(index: int, tokens: list[int], request: DecodeRequest) -> bool:
+    """Whether the grammar of a sequence, if it has one, allows no token after its text that may be drawn."""
+    table = request.tables and request.tables[index]
+    if not table:
+        return False
+    sampling, stopping = request.inputs.sampling, request.inputs.stopping
+    is_banned = np.zeros(len(table.class_of_token), bool)
+    if sampling.logit_bias is not None:
+        is_banned |= np.asarray(sampling.logit_bias[index]) == -np.inf
+    if stopping.min_new_tokens is not None and len(tokens) < stopping.min_new_tokens[index]:
+        eos_ids = np.asarray(stopping.eos_ids[index])
+        is_banned[eos_ids[eos_ids >= 0]] = True
+    return constraining.is_dead_end(table, tokens, is_banned)

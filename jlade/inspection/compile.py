@@ -16,7 +16,7 @@ from jlade.decoding import loop
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.engine import engine as engine_lib
 from jlade.engine.engine import Engine
-from jlade.generation import earlier, programs, request, stop_strings, text
+from jlade.generation import earlier, programs, prompts, request, stop_strings, text
 from jlade.generation.options import Options, unknown
 from jlade.generation.text import Tokenizer
 from jlade.generation.tokenizer_files import load_tokenizer
@@ -69,7 +69,7 @@ def compile(
     with jax.default_device(target if found.is_attached else None):
         if not found.is_attached and given.get("lookahead", "auto") == "auto":
             given["lookahead"] = choice.estimated(params, batch_size, None, target)
-        asked = request.make(params, [[0]] * batch_size, Options(**given))
+        asked = request.make(params, prompts.made_up(batch_size), Options(**given))
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
 

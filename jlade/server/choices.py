@@ -11,7 +11,8 @@ import jax
 from jlade.engine.engine import Engine
 from jlade.engine.request import Request
 from jlade.engine.scoring import PromptLogProbs
-from jlade.generation.results import NOT_FINITE, Generation, Piece
+from jlade.generation import prompts
+from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.server.fields import RequestError
 from jlade.server.metrics import Metrics
 from jlade.server.protocol import Asked
@@ -48,7 +49,7 @@ class Choices:
                 seed = secrets.randbits(32) if asked.seed is None else asked.seed
                 for number in range(asked.n):
                     options = asked.options | {"max_new_tokens": limit, "key": key(seed, number)}
-                    self._requests.append(engine.submit(prompt, **options))
+                    self._requests.append(engine.submit(prompts.whole([prompt]), **options))
         except Exception as error:
             self.cancel()
             raise _refusal(error) from error
@@ -84,7 +85,7 @@ class Choices:
         All are cancelled when one fails, or when the iteration is left.
 
         Raises:
-          RequestError: they were cancelled, the time is over, or the model's logits are not finite.
+          RequestError: they were cancelled, the time is over, or a text has ended for one of `FAILURES`.
           Exception: the error that ended one of them.
         """
         arrived: Arrived = asyncio.Queue()
@@ -120,16 +121,24 @@ class Choices:
             with self._metrics.watch(self._asked, prompt, request) as watch:
                 async for piece in request:
                     watch.add(piece)
-                    if piece.generation is not None and piece.generation.finish_reason[0] == "error":
+                    reason = None if piece.generation is None else piece.generation.finish_reason[0]
+                    if reason in FAILURES:
                         arrived.put_nowait((index, piece))
-                        log.error("a request failed: %s", NOT_FINITE)
-                        raise RequestError(NOT_FINITE, status=500)
+                        raise failed(reason)
                     arrived.put_nowait((index, piece))
                 if not watch.ended:
                     raise RequestError("the request was cancelled: the server is shutting down", status=503)
             arrived.put_nowait(None)
         except Exception as error:
             arrived.put_nowait(error)
+
+
+def failed(reason: str) -> RequestError:
+    """Returns the error of a text that has ended for one of `FAILURES`."""
+    if reason == "dead_end":
+        return RequestError(FAILURES[reason])
+    log.error("a request failed: %s", FAILURES[reason])
+    return RequestError(FAILURES[reason], status=500)
 
 
 def _refusal(error: Exception) -> Exception:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jlade.engine.scoring import PromptLogProbs
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Tokenizer
 from jlade.server import responses
 from jlade.server.calls import Arguments, Called, Content, Part
@@ -70,7 +70,7 @@ class ItemsWriter(Writer):
             for part in choice.parts(choice.text(piece), generation is not None)
             for event in self._events_of(part)
         ]
-        if generation is not None and generation.finish_reason[0] != "error":
+        if generation is not None and generation.finish_reason[0] not in FAILURES:
             if not self._output:  # an empty text is a message too
                 events += self._open_message()
             is_cut = choice.reason(generation) == "length"

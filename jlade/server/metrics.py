@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from jlade.engine.engine import Engine
 from jlade.engine.request import Request
-from jlade.generation.results import Piece
+from jlade.generation.results import FAILURES, Piece
 from jlade.server.fields import RequestError
 from jlade.server.protocol import Asked
 
@@ -172,7 +172,7 @@ class Watch:
         started, first, last = self._request.started, self._first, self._last
         assert started is not None
         assert first is not None
-        self._metrics.end(reason if reason in ("length", "error") else "stop")
+        self._metrics.end("error" if reason in FAILURES else "length" if reason == "length" else "stop")
         values: dict[str, float] = {
             "vllm:e2e_request_latency_seconds": last - self._arrival,
             "vllm:request_queue_time_seconds": max(0.0, started - self._arrival),

@@ -19,7 +19,7 @@ import numpy as np
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.options import Keywords
-from jlade.generation.results import NOT_FINITE, Generation
+from jlade.generation.results import FAILURES, Generation
 from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import fields, protocol
@@ -273,8 +273,8 @@ def _response(record: Record, asked: Asked, generation: Generation, request: Key
     """Returns the result of a record in the form of the output of OpenAI's batches, but for its identity."""
     if not asked.options.get("logprobs"):  # which another record asked for
         generation = dataclasses.replace(generation, logprobs=None)
-    if generation.finish_reason[0] == "error":
-        return _refusal(NOT_FINITE, status=500)
+    if (reason := generation.finish_reason[0]) in FAILURES:
+        return _refusal(FAILURES[reason], status=400 if reason == "dead_end" else 500)
     model = record.values["body"].get("model") or "jlade"
     body = Writer(asked, str(model), request["tokenizer"], uuid.uuid4().hex).whole([generation])
     return {"response": {"status_code": 200, "request_id": body["id"], "body": body}, "error": None}

@@ -9,7 +9,7 @@ from typing import Any
 import jlade
 from jlade.engine.scoring import PromptLogProbs
 from jlade.generation import text as text_lib
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
 from jlade.server import fields
 from jlade.server.calls import Arguments, Called, CallReader, Content, Part, gather
@@ -124,7 +124,7 @@ class Writer:
             else:
                 first = self._chunk(index, content | choice.ids(piece), choice.logprobs(piece))
                 chunks.append(first if steps is None else first | {"jlade": {"steps": steps}})
-        if piece.generation is not None and piece.generation.finish_reason[0] != "error":
+        if piece.generation is not None and piece.generation.finish_reason[0] not in FAILURES:
             content = {"delta": {}} if self._asked.is_chat else {"text": ""}
             chunks.append(self._chunk(index, content, reason=choice.reason(piece.generation)))
         return chunks

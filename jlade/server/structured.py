@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.tags import Tags
+from jlade.generation.constraining import EndsError
 from jlade.server import fields, unsupported
 from jlade.server.fields import Body, RequestError
 
@@ -33,6 +34,8 @@ class Asked(NamedTuple):
         """Turns errors of a grammar into a RequestError that names the field."""
         try:
             yield
+        except EndsError as error:
+            raise RequestError(str(EndsError("stop_token_ids", error.eos_ids)), "stop_token_ids") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"{self.field} has no grammar: {error}", self.field) from error
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jlade.engine.scoring import PromptLogProbs
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.server import fields, known, unsupported
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked, Reader
@@ -88,7 +88,7 @@ class TokensWriter(Writer):
 
     def _choice(self, index: int, piece: Piece, generation: Generation | None) -> Body:
         choice = self._choices[index]
-        is_error = generation is not None and generation.finish_reason[0] == "error"
+        is_error = generation is not None and generation.finish_reason[0] in FAILURES
         return {
             "index": index,
             "token_ids": piece.tokens.tolist(),

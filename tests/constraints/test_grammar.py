@@ -131,9 +131,10 @@ def test_a_vocabulary_without_all_bytes_gets_the_states_of_all_iterations():
     tokens = [bytes([byte]) for byte in b"abc"]
     automaton = Grammar.regex("(ab?){2,9}c").automaton
     assert automaton.bounds is not None
-    assert Trie(tokens).may_count(automaton)
-    assert not Trie([*tokens[:2], b"bc"]).may_count(automaton)
-    assert not Trie([*tokens, b"a" * 129]).may_count(automaton)
+    assert Trie(tokens).may_count(automaton, [])
+    assert not Trie([*tokens[:2], b"bc"]).may_count(automaton, [])
+    assert not Trie([*tokens, b"a" * 129]).may_count(automaton, [])
+    assert not Trie(tokens).may_count(automaton, [0]), "an end token is no part of a text"
 
 
 def test_a_grammar_is_read_from_its_file_with_its_automaton(tmp_path, monkeypatch):

@@ -55,6 +55,35 @@ def test_states_that_no_token_leaves_are_not_entered():
         Table.of(automaton.build(regex.parse("ab")), Trie(tokens), [2], 3)
 
 
+@pytest.mark.parametrize("pattern", [*PATTERNS, *COUNTED])
+@settings(max_examples=20)
+@given(data=st.data())
+def test_an_end_token_with_bytes_ends_whole_texts_alone(pattern, data):
+    """Other tokens are allowed where a text can be completed without it; here that is searched token by token."""
+    found = automaton.build(regex.parse(pattern))
+    runs = np.array([[found.run(token, state) for token in TOKENS] for state in range(len(found.moves))])
+    used = np.flatnonzero((runs >= 0).any(axis=0)).tolist()
+    ends = [EOS, *data.draw(st.lists(st.sampled_from(used), max_size=4))] if used else [EOS]
+    runs[:, ends] = -1
+    can_end, before = found.is_final.copy(), None
+    while before is None or (can_end != before).any():
+        before = can_end.copy()
+        can_end |= (np.append(can_end, False)[runs]).any(axis=1)
+    if not can_end[0]:
+        with pytest.raises(ValueError, match="no tokens of this vocabulary"):
+            Table.of(found, TRIE, ends, len(TOKENS))
+        return
+    table, state, byte_state = Table.of(found, TRIE, ends, len(TOKENS)), 0, 0
+    for _ in range(8):
+        expected = np.append(can_end, False)[runs[byte_state]]
+        expected[ends] = found.is_final[byte_state]
+        np.testing.assert_array_equal(table.allowed(state), expected)
+        token = data.draw(st.sampled_from(np.flatnonzero(expected).tolist()))
+        if token in ends:
+            break
+        state, byte_state = table.advance(state, token), runs[byte_state, token]
+
+
 def test_tokens_that_act_alike_are_one_class():
     table = Table.of(automaton.build(regex.parse(r"[a-z]+(,[a-z]+)*")), TRIE, [EOS], len(TOKENS))
     assert table.num_classes == 4, "none, the end, letters, and the comma"

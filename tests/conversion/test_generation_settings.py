@@ -167,7 +167,8 @@ def test_beams_are_no_sampling(settings, checkpoint):
 
 @pytest.mark.parametrize("settings", [None, {"top_k": 7}], ids=["alone", "beside generation_config.json"])
 def test_settings_in_config_json_count_where_there_are_no_others(settings, checkpoint):
-    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers")
     keys = {"do_sample": True, "temperature": 0.5, "suppress_tokens": [3], "stop_strings": ["b"]}
     directory = checkpoint(settings, **keys)
     expected = transformers.AutoModelForCausalLM.from_pretrained(directory).generation_config

@@ -41,10 +41,12 @@ class Hub:
       fetched: names of the files that clients read, in order.
       revisions: branches, tags and commits of which clients asked for files.
       facts: what the Hub says of the repository besides the names of its files.
+      broken: files whose content ends, with the connection, after some bytes.
     """
 
     def __init__(self, directory):
         self.directory, self.fetched, self.revisions, self.facts = directory, [], set(), {}
+        self.broken = set()
 
     def answer(self, path, is_read):
         """Returns the content at a path of the server, and its headers; None where there is nothing."""
@@ -85,7 +87,8 @@ def hub(tmp_path, monkeypatch):
                 self.send_header(key, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(content)
+                is_broken = self.path.rpartition("/")[2] in hub.broken
+                self.wfile.write(content[:10] if is_broken else content)
 
         do_HEAD = do_GET  # noqa: N815, which http.server looks for
 
@@ -274,3 +277,12 @@ def test_an_adapter_comes_with_its_weights(hub):
     directory = location.find(NAME, weights=True)
     assert_fetched(hub, ["adapter_config.json"], ["adapter_model.safetensors"])
     assert sorted(file.name for file in directory.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_a_connection_that_breaks_is_an_error_in_words(hub, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # before each new trial
+    add_demo(hub, *SETTINGS)
+    hub.broken.add("config.json")
+    with pytest.raises(ValueError, match=f"got '{NAME}'.* The Hub reports: "):
+        jlade.load(NAME)
+    assert set(hub.fetched) == {"config.json"}

@@ -140,6 +140,35 @@ def test_processing_equals_transformers(settings):
     np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("probabilities", "top_p", "kept"),
+    [
+        ([0.4, 0.3, 0.3, 0.0], 0.6, [0, 1]),
+        ([0.3, 0.0, 0.3, 0.4], 0.6, [0, 3]),
+        ([1 / 64] * 64, 0.5, [*range(32)]),
+        ([1 / 64] * 64, 0.01, [0]),
+        ([1 / 64] * 64, 1.0, [*range(64)]),
+    ],
+)
+def test_of_equally_probable_tokens_the_first_are_kept(probabilities, top_p, kept):
+    with np.errstate(divide="ignore"):
+        logits = np.log([probabilities]).astype(np.float32)
+    got = processed(logits, SamplingConfig(temperature=1.0, top_p=top_p), [], [])
+    assert np.flatnonzero(np.isfinite(got)).tolist() == kept
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.99])
+def test_as_many_equal_logits_are_kept_as_by_transformers(top_p):
+    """Logits in bfloat16 tie often. transformers leaves open which of these it keeps."""
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it with torch")
+    logits = np.array(jax.random.normal(jax.random.key(4), (64, 500)).astype(jnp.bfloat16).astype(jnp.float32)) * 4
+    logits[:8] = np.round(logits[:8])
+    got = processed(logits, SamplingConfig(temperature=1.0, top_p=top_p), [], [])
+    expected = transformers.TopPLogitsWarper(top_p)(None, torch.tensor(logits)).numpy()
+    np.testing.assert_array_equal(np.sort(got), np.sort(expected))
+
+
 @pytest.mark.parametrize(("temperature", "is_greedy"), [(0.9e-5, True), (1.1e-5, False)])
 def test_temperatures_below_the_least_one_are_greedy(temperature, is_greedy):
     row = jax.tree.map(lambda x: x[0], sampling.to_arrays([SamplingConfig(temperature)], 3))

@@ -58,10 +58,10 @@ def params_of(setting):
 SHARED = random.Random(0).choices(range(13), k=33)  # with which some prompts begin
 
 
-def engine(setting="paper", **changes):
+def engine(setting="paper", tokenizer=TOKENIZER, **changes):
     return jlade.Engine(
         params_of(setting),
-        TOKENIZER,
+        tokenizer,
         **{"max_sequences": 3, "max_grammar": 4096, "max_top_logprobs": 2, "lookahead": SETTINGS[setting]} | changes,
     )
 
@@ -157,6 +157,36 @@ def test_a_text_is_that_of_its_request_alone(setting):
             ended += 1
         assert 20 < ended < len(requests)
         assert any(request.num_cached for *_, request in requests)
+
+
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_a_grammar_whose_tokens_are_banned_is_a_dead_end(shared, lookahead):
+    """After "ab" it allows "c" alone, which only two tokens begin. The next request for "abc" has it."""
+    banned = SamplingConfig(logit_bias={token: -float("inf") for token in (4, 7)})
+    options = {"grammar": jlade.Grammar.choice(["abc"]), "eos_ids": 12, "max_new_tokens": 9, "lookahead": lookahead}
+    out = shared.submit([1, 2], sampling=banned, **options).result()
+    assert (out.text, out.finish_reason) == (("ab",), ("dead_end",))
+    out = shared.submit([1, 2], **options).result()
+    assert (out.text, out.finish_reason) == (("abc",), ("eos",))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "eos_ids", "text"),
+    [
+        (jlade.Grammar.choice(["ac"]), [12, 4], None),
+        (jlade.Grammar.choice(["bbb"]), [1, 12], None),
+        (jlade.Grammar.choice(["cabb"]), [12, 4, 2], "cabb"),  # "cab" is another token
+        (jlade.Grammar.regex("(ac?)"), [4], "ac"),
+    ],
+)
+def test_an_end_token_is_no_part_of_a_text_of_a_grammar(shared, grammar, eos_ids, text):
+    options = {"grammar": grammar, "eos_ids": eos_ids, "max_new_tokens": 9}
+    if text is None:
+        with pytest.raises(ValueError, match=r"^eos_ids must leave tokens that spell a text .* got \[[14]\]:"):
+            shared.submit([1, 2], **options)
+        return
+    out = shared.submit([1, 2], **options).result()
+    assert (out.text, out.finish_reason) == ((text,), ("eos",))
 
 
 def test_pieces_make_up_the_result(shared):
@@ -259,8 +289,8 @@ def test_a_wrong_prompt_of_a_list_fails_alone(shared):
                 assert (type(result), str(result)) == (ValueError, messages[number])
             else:
                 assert result.text == (expected[number],)
-    (result,) = shared.generate([[13]])
-    assert isinstance(result, ValueError)
+    wrong, right = shared.generate({"input_ids": [[13], [1]], "attention_mask": [[1], [1]]}, max_new_tokens=1)
+    assert (str(wrong), right.lengths.tolist()) == ("prompt[0] holds token id 13; accepted are 0 to 12", [1])
 
 
 def test_no_prompts_have_no_results(shared):
@@ -329,7 +359,9 @@ def assert_scores_prompts(running):
 def test_after_the_warm_up_nothing_compiles(max_sequences, compilations):
     chance = random.Random(1)
     drawn = [draw(chance) for _ in range(20)]
-    with engine(max_sequences=max_sequences) as running:
+    tokenizer = tiny_tokenizer.__wrapped__()
+    tokenizer.enable_padding(pad_id=0)  # the token of made-up prompts
+    with engine(max_sequences=max_sequences, tokenizer=tokenizer) as running:
         assert list(running.compile())[-1] == 0
         compilations.clear()
         running.warm_up()

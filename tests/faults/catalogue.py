@@ -835,9 +835,16 @@ FAULTS = (
     Fault(
         "top-p cuts a token too early",
         "jlade/decoding/sampling.py",
-        "jnp.where(before < s.top_p, highest",
-        "jnp.where(before + probabilities < s.top_p, highest",
+        "is_kept = before < s.top_p",
+        "is_kept = before + probabilities < s.top_p",
         ("tests/decoding/test_sampling.py::test_processing_equals_numpy",),
+    ),
+    Fault(
+        "top-p keeps all tokens that are as probable as the last one",
+        "jlade/decoding/sampling.py",
+        "(logits < last) | is_late",
+        "(logits < last)",
+        ("tests/decoding/test_sampling.py::test_of_equally_probable_tokens_the_first_are_kept",),
     ),
     Fault(
         "top-k keeps a token too many",

@@ -46,7 +46,8 @@ def test_forms_of_a_padded_batch():
 
 
 def test_a_batch_of_transformers_is_taken_whole(demo):
-    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=demo[1], pad_token="<pad>")
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     texts = ["import os\nimport sys\n", "def f("]

@@ -353,6 +353,21 @@ def test_the_logprobs_of_a_cluster_are_its_own():
             np.testing.assert_allclose(logprobs[:end], row[:end], atol=1e-4)
 
 
+def test_a_filter_that_keeps_all_tokens_changes_no_logprobs():
+    """The pad token is in the prompt, ends texts, and may be in them: steps see it, or do not, in both cases."""
+    made = model()
+    ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)
+    prompts = ["ab_cd_", *["abc"] * 7]
+    for eos in (PAD, 9):
+        settings = {"max_prompt_length": 8, "temperature": 0.7, "seed": 5, "eos_tokens": [eos], "return_logprobs": True}
+        plain = ours(prompts, 30, top_p=1.0, **settings)
+        scored = ours(prompts, 30, top_p=1 - 1e-6, **settings)
+        assert (PAD in np.concatenate(plain.tokens)) == (eos != PAD)
+        for i, tokens in enumerate(plain.tokens):
+            np.testing.assert_array_equal(tokens, scored.tokens[i])
+            np.testing.assert_allclose(plain.logprobs[i], scored.logprobs[i], atol=1e-4)
+
+
 def test_new_weights_compile_nothing_and_give_their_own_texts():
     own = cluster()
     prompts = ["abc"] * 4 + ["hij"] * 4

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import strategies
 
 import jlade
+from jlade import SamplingConfig
 from jlade.engine import rows
 from jlade.generation import text as text_lib
-from jlade.generation.results import NOT_FINITE
+from jlade.generation.results import DEAD_END, NOT_FINITE
 from jlade.server import app, guard
-from tests.server.conftest import LOOKAHEAD, fill, running, wait_until
+from tests.server.conftest import LOOKAHEAD, READER, fill, running, wait_until
 from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
 from tests.tiny import slow
 
@@ -100,6 +101,13 @@ def test_requests_of_continue(served):
     chunks = events(served.client.post(COMPLETIONS, json=completion))
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
     assert text == alone("ab", max_new_tokens=6).text[0]
+
+
+@pytest.mark.parametrize("prompt", ["aab", [0, 0, 1]])
+def test_a_prompt_may_begin_with_pad_tokens(served, prompt):
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0}
+    found = served.client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
+    assert found == alone("aab", max_new_tokens=6).text[0]
 
 
 def test_the_other_endpoints(served):
@@ -276,6 +284,19 @@ def test_logits_that_are_not_finite_are_a_fault_after_the_text(engine):
         assert last["error"] == error
         ended = 'vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"} 2.0'
         assert ended in served.client.get("/metrics").text
+
+
+def test_a_dead_end_of_a_grammar_is_a_refusal_after_the_text(engine):
+    """The checkpoint bans the tokens that begin with "c"."""
+    banned = SamplingConfig(logit_bias={token: -float("inf") for token in (4, 7)})
+    with running(engine, dataclasses.replace(READER, sampling=banned)) as served:
+        body = {"prompt": [3, 1, 2], "guided_choice": ["abc"], "max_tokens": 9}
+        error = error_of(served.client.post(COMPLETIONS, json=body), 400)
+        assert (error["type"], error["message"]) == ("invalid_request_error", DEAD_END)
+        *chunks, last = events(served.client.post(COMPLETIONS, json=body | {"stream": True}))
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
+        assert {chunk["choices"][0]["finish_reason"] for chunk in chunks} == {None}
+        assert last["error"] == error
 
 
 def test_a_response_takes_no_longer_than_allowed(engine, rounds):

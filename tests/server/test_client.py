@@ -7,8 +7,6 @@ import jax
 import numpy as np
 import openai
 import pytest
-import torch
-import transformers
 
 from jlade import SamplingConfig
 from jlade.conversion import save_hf
@@ -151,6 +149,8 @@ def test_choices_are_interleaved_by_index(client):
 @pytest.mark.slow
 def test_log_probabilities_of_prompts(client, tmp_path):
     """The request of lm-eval's `local-completions`, against transformers."""
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers")
     save_hf(PARAMS, tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="float32")
     prompts = [[0, 1, 4, 3, 9, 2, 8, 8, 1, 7, 0, 2, 4, 4, 11, 1, 0, 10, 3, 3], [3]]

@@ -23,6 +23,7 @@ from tests.server.conftest import running
 SCHEMA = {"type": "object", "properties": {"size": {"enum": ["small", "large"]}}, "required": ["size"]}
 # Random weights may write whitespace without end.
 BIAS = {str(token): -100 for byte in "\t\n\r " for token in json_chat.TOKENIZER.encode(byte).ids}
+BRACE = json_chat.TOKENIZER.token_to_id("}")
 QUESTION = [{"role": "user", "content": "a shirt"}]
 
 
@@ -316,6 +317,7 @@ def test_two_grammars_and_wrong_schemas_are_refused(client):
         ({"tools": [tool("show")], "response_format": {"type": "json_object"}}, "two grammars"),
         ({"tools": [tool("show", {"not": {"contains": 1}}, strict=True)]}, "show: #"),
         ({"extra_body": {"guided_json": {"type": "array", "contains": {}}}}, "guided_json has no grammar: #"),
+        ({"extra_body": {"guided_choice": ["a}b"], "stop_token_ids": [BRACE]}}, rf"stop_token_ids .* \[{BRACE}\]"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             asked(client, **options)

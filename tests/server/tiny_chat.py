@@ -16,6 +16,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{% if 
 def _of_characters():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.enable_padding(pad_id=0)  # the token of made-up prompts, and of a text
     return tokenizer
 
 

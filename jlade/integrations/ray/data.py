@@ -7,6 +7,7 @@
         fn_constructor_kwargs={"model": "path/to/hf-llama", "rows": 64},
         compute=ray.data.ActorPoolStrategy(size=8, max_concurrent_calls_per_actor=2),
         num_gpus=1,
+        max_task_retries=2,
     )
     for row in done.iter_rows():
         print(row)
@@ -34,6 +35,7 @@ import jlade
 from jlade.config import check_int
 from jlade.conversion import location
 from jlade.files import written_whole
+from jlade.generation import prompts
 from jlade.generation.results import Generation
 from jlade.integrations.ray import MISSING
 from jlade.integrations.ray import model as model_lib
@@ -271,7 +273,7 @@ class Completer:
         if valid:
             options: Any = records.together([options for _, options, _ in valid])
             options["logprobs"] = any(asked.options.get("logprobs") for _, _, asked in valid)
-            found = self._engine.generate([ids for ids, _, _ in valid], **options)
+            found = self._engine.generate(prompts.whole([ids for ids, _, _ in valid]), **options)
         generations = iter(found)
         lines = []
         for (_, record), each in zip(job, read, strict=True):

@@ -2,13 +2,15 @@
 
     serve.run(application({"model": "path/to/hf-llama", "max_replicas": 8, "ray_actor_options": {"num_gpus": 1}}))
 
-Requests with the same `x-session-id` header go to the same replica, which keeps the prefix of their conversation.
+Requests with the same `x-session-id` header go to the same replica, which keeps the prefix of their conversation, but
+for `RAY_SERVE_ENABLE_HA_PROXY=1`.
 """
 
 import asyncio
 import dataclasses
 import inspect
 import logging
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -25,6 +27,7 @@ from jlade.server.model import Limits
 
 # Ray's router: a session has a place on a ring of replicas, and another one takes over where its own is full or dead.
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"  # 1 for Ray's HAProxy, with which it accepts its default router alone
 log = logging.getLogger(__name__)
 HEALTH_SECONDS = 60  # for the answer to a check, as a device may be in the middle of reading a prompt
 
@@ -138,7 +141,7 @@ def application(args: Mapping[str, Any]) -> Any:
         },
         max_ongoing_requests=2 * limits.max_sequences,
         max_queued_requests=limits.max_waiting,
-        request_router_config={"request_router_class": ROUTER},
+        request_router_config={} if os.environ.get(HA_PROXY) == "1" else {"request_router_class": ROUTER},
         health_check_timeout_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=600,  # the longest response
         ray_actor_options=of_deployment["ray_actor_options"],

@@ -30,6 +30,7 @@ from jlade.models.llama import Llama
 
 Tokens = Sequence[np.ndarray]
 PROMPTS = 4096  # whose texts are kept, those that came last
+NO_TOKEN = -1  # pads texts that are scored: the tokenizer's pad token may be a part of them
 
 
 class LookaheadSampler(sampler.Sampler):
@@ -153,7 +154,7 @@ class LookaheadSampler(sampler.Sampler):
         if return_logprobs:
             rows = out.processed_logprobs
             if has_filter:
-                rows = self._score(padded, texts, max_generation_steps, float(temperature))
+                rows = self._score(prompts, texts, max_prompt_length, max_generation_steps, float(temperature))
             logprobs = [row[:end] for row, end in zip(rows, ends, strict=True)]
         if echo:
             texts = [np.concatenate(pair) for pair in zip(prompts, texts, strict=True)]
@@ -221,16 +222,22 @@ class LookaheadSampler(sampler.Sampler):
             self._made = arrays, own
         return self._made[1]
 
-    def _score(self, padded: np.ndarray, texts: Tokens, size: int, temperature: float) -> np.ndarray:
-        """Returns the log-probabilities [B, size] of texts at a temperature, without filters, by the model itself."""
-        pad = self.tokenizer.pad_id()
+    def _score(self, prompts: Tokens, texts: Tokens, length: int, size: int, temperature: float) -> np.ndarray:
+        """Returns the log-probabilities [B, size] of texts at a temperature, without filters, by the model itself.
+
+        Args:
+          prompts: as the steps have seen them, of at most `length` tokens.
+          texts: of at most `size` tokens.
+          length, size, temperature: see above.
+        """
         graphdef, state = self.model_def_and_state()
+        left = [utils.pad_to_length(ids, length, NO_TOKEN, left=True) for ids in prompts]
         scores = common.compute_per_token_logps(
             graphdef,
             state,
-            prompt_tokens=jnp.asarray(padded),
-            completion_tokens=jnp.asarray(np.stack([utils.pad_to_length(ids, size, pad) for ids in texts])),
-            pad_id=pad,
+            prompt_tokens=jnp.asarray(np.stack(left)),
+            completion_tokens=jnp.asarray(np.stack([utils.pad_to_length(ids, size, NO_TOKEN) for ids in texts])),
+            pad_id=NO_TOKEN,
             eos_id=self.tokenizer.eos_id(),
             temperature=temperature,
         )
