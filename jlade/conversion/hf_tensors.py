@@ -149,7 +149,7 @@ def model_tensors(
     Warns:
       UserWarning: names tensors of layers that the model does not have, which `strict` refuses.
     """
-    tensors = hf_fp8.scaled(own_names(text_part(tensors), config))
+    tensors = own_names(text_part(tensors), config)
     embedding, output = (name_in_files(name, config) for name in (EMBEDDING, OUTPUT))
     if config.tie_embeddings and embedding not in tensors and output in tensors:
         tensors[embedding] = tensors.pop(output)
