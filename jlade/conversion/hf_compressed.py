@@ -1,12 +1,24 @@
-"""Matrices of compressed-tensors: integers of four or eight bits, and NVFP4. Those in FP8 are in `hf_fp8`."""
+"""Matrices of compressed-tensors: integers of four or eight bits, FP8 and NVFP4."""
 
+import dataclasses
 import functools
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jlade.conversion.hf_packed import FP4, SCALE_TYPES, Decoded, FileMatrix, file_matrix, unpack_integers
+from jlade.conversion.hf_fp8 import FP8, BlockScaled, are_sizes, in_blocks
+from jlade.conversion.hf_packed import (
+    FP4,
+    SCALE_TYPES,
+    Decoded,
+    FileMatrix,
+    file_matrix,
+    matches,
+    num_groups,
+    unpack_integers,
+)
 from jlade.conversion.parts import Shape
 from jlade.conversion.weight_files import StoredTensor, check_kind
 
@@ -14,11 +26,47 @@ FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantize
 PACKED, SHAPE, WEIGHT, SCALE = "weight_packed", "weight_shape", "weight", "weight_scale"
 ZERO, ORDER, GLOBAL = "weight_zero_point", "weight_g_idx", "weight_global_scale"
 NVFP4_GROUP = 16
+STRATEGIES: dict[tuple[str, int], tuple[str, ...]] = {  # by the type of weights and their bits
+    ("int", 4): ("tensor", "channel", "group"),
+    ("int", 8): ("tensor", "channel", "group"),
+    ("float", 8): ("tensor", "channel", "group", "block"),
+    ("float", 4): ("tensor_group",),  # NVFP4
+}
+# The type and the bits of weights, by the end of the name of their tensor and its dtype.
+KINDS: dict[tuple[str, str], tuple[tuple[str, int], ...]] = {
+    (PACKED, "I32"): (("int", 4), ("int", 8)),
+    (PACKED, "U8"): (("float", 4),),
+    (WEIGHT, "I8"): (("int", 4), ("int", 8)),
+    (WEIGHT, FP8): (("float", 8),),
+}
+PATTERN = "re:"  # begins a target that is a regular expression
 # Ends of the names of tensors by which activations and caches would be rounded.
 OF_ACTIVATIONS = (
     *(f".{place}_{kind}" for place in ("input", "output") for kind in ("scale", "zero_point", "global_scale")),
     *(f".{place}_scale" for place in "kvq"),
 )
+
+
+class Weights(NamedTuple):
+    """How config.json says that the weights of some modules are quantized.
+
+    Attributes:
+      kind: "int" or "float".
+      bits: of a code.
+      strategy: what has a scale of its own, one of `STRATEGIES`.
+      group_size: inputs of a group, -1 for all.
+      blocks: rows and columns of a block, for the strategy "block".
+      has_zeros: whether groups have zeros.
+      has_order: whether the files have the group of each input.
+    """
+
+    kind: str
+    bits: int
+    strategy: str
+    group_size: int
+    blocks: tuple[int, int] | None
+    has_zeros: bool
+    has_order: bool
 
 
 def wrong_setting(settings: Mapping[str, Any]) -> str | None:
@@ -36,11 +84,15 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     transform = settings.get("transform_config")
     if transform and (not isinstance(transform, dict) or transform.get("config_groups")):
         return "transform_config has transforms, supported is none"
+    try:
+        _targets(settings)
+    except ValueError as error:
+        return str(error)
     return None
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files with each matrix as one, but those in FP8, and without those of activations.
+    """Returns the tensors of files with each matrix as one, and without those of activations.
 
     Args:
       settings: of the quantization in config.json.
@@ -49,30 +101,74 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
       ValueError: names the file and the tensor that is missing, or does not fit.
     """
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(OF_ACTIVATIONS)}
-    zeros, optional = (ZERO,) if _have_zeros(settings) else (), (ZERO, ORDER)
+    targets = _targets(settings)
     for name, tensor in tensors.items():
-        module, _, kind = name.rpartition(".")
-        prefix = f"{module}."
-        if kind == PACKED and tensor.dtype == "U8":
-            found[prefix + WEIGHT] = _nvfp4(prefix, _take(found, prefix, (PACKED, SCALE, GLOBAL)))
-        elif kind == PACKED:
-            found[prefix + WEIGHT] = _packed(prefix, _take(found, prefix, (PACKED, SCALE, SHAPE, *zeros), optional))
-        elif kind == WEIGHT and tensor.dtype == "I8":
-            found[prefix + WEIGHT] = _int8(prefix, _take(found, prefix, (WEIGHT, SCALE, *zeros), optional))
+        module, _, end = name.rpartition(".")
+        if end == PACKED:
+            check_kind(name, tensor, tensor.shape, ("I32", "U8"))
+        if (end, tensor.dtype) not in KINDS or (tensor.dtype == FP8 and f"{module}.{SCALE}" not in tensors):
+            continue
+        weights = _weights_of(module, tensor, targets)
+        if (weights.kind, weights.bits) not in KINDS[end, tensor.dtype]:
+            raise ValueError(
+                f"{tensor.file}: {name} is of type {tensor.dtype}; config.json implies {weights.bits} bits of the type "
+                f"{weights.kind!r}"
+            )
+        read = {"U8": _nvfp4, FP8: _fp8, "I8": _int8}.get(tensor.dtype, _packed)
+        found[f"{module}.{WEIGHT}"] = read(f"{module}.", found, weights)
     return found
-
-
-def _have_zeros(settings: Mapping[str, Any]) -> bool:
-    """Whether the integers of all groups of modules have zeros."""
-    weights = [group.get("weights") for group in _module_groups(settings)]
-    integers = [each for each in weights if isinstance(each, dict) and each.get("type", "int") == "int"]
-    return bool(integers) and not any(each.get("symmetric", True) for each in integers)
 
 
 def _module_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the settings of each group of modules."""
     groups = settings.get("config_groups")
     return [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
+
+
+def _targets(settings: Mapping[str, Any]) -> dict[str, Weights]:
+    """Returns how weights are quantized by what they are of: a module, a pattern of names of modules, or a class.
+
+    Raises:
+      ValueError: names the setting with which weights are not read.
+    """
+    groups = [group for group in _module_groups(settings) if isinstance(group.get("weights"), dict)]
+    return {str(target): _read_weights(group["weights"]) for group in groups for target in group.get("targets") or ()}
+
+
+def _read_weights(settings: Mapping[str, Any]) -> Weights:
+    """Returns the settings of a group of modules, with the values of compressed-tensors for missing ones."""
+    kind, bits, size = str(settings.get("type", "int")).lower(), settings.get("num_bits", 8), settings.get("group_size")
+    implied = "tensor" if size is None else "channel" if size == -1 else "group"
+    strategy, blocks = str(settings.get("strategy") or implied).lower(), settings.get("block_structure")
+    if isinstance(blocks, str) and (match := re.fullmatch(r"(\d+)x(\d+)", blocks)):  # of early files
+        blocks = [int(match[1]), int(match[2])]
+    if (kind, bits) not in STRATEGIES:
+        raise ValueError(f"num_bits is {bits!r} of the type {kind!r}, supported is 4 or 8 of 'int' or 'float'")
+    if strategy not in STRATEGIES[kind, bits]:
+        accepted = " or ".join(map(repr, STRATEGIES[kind, bits]))
+        raise ValueError(f"strategy is {strategy!r} with {bits} bits of the type {kind!r}, supported is {accepted}")
+    is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
+    fits = {"group": is_size, "tensor_group": size == NVFP4_GROUP}.get(strategy, size in (None, -1))
+    if not fits:
+        raise ValueError(f"group_size is {size!r} with the strategy {strategy!r}")
+    if (blocks is not None) != (strategy == "block") or (strategy == "block" and not are_sizes(blocks)):
+        raise ValueError(f"block_structure is {blocks!r} with the strategy {strategy!r}")
+    has_zeros = settings.get("symmetric", True) is False
+    if has_zeros and kind == "float":
+        raise ValueError("symmetric is False with the type 'float', supported is True")
+    has_order = str(settings.get("actorder")).lower() in ("group", "dynamic", "true")  # of early versions
+    of_block = None if blocks is None else (blocks[0], blocks[1])
+    return Weights(kind, bits, strategy, size if is_size else -1, of_block, has_zeros, has_order)
+
+
+def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, Weights]) -> Weights:
+    """Returns how a matrix is quantized: by the name of its module, else the first pattern, else its class."""
+    patterns = sorted(target for target in targets if target.startswith(PATTERN))
+    fitting = [each for each in patterns if matches("targets", each.removeprefix(PATTERN), module)]
+    for target in (module, *fitting, "Linear"):
+        if target in targets:
+            return targets[target]
+    raise ValueError(f"{tensor.file}: {module} is quantized, and config_groups in config.json has no target for it")
 
 
 def _take(
@@ -85,78 +181,91 @@ def _take(
     return {prefix + kind: found.pop(prefix + kind) for kind in (*needed, *others) if prefix + kind in found}
 
 
-def _packed(prefix: str, arrays: dict[str, StoredTensor]) -> FileMatrix:
-    codes, scales, size = arrays[prefix + PACKED], arrays[prefix + SCALE], arrays.pop(prefix + SHAPE)
+def _take_integers(
+    found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: Weights
+) -> dict[str, StoredTensor]:
+    """Returns tensors that make up a matrix of integers, by name, and removes them."""
+    zero = found.get(prefix + ZERO)
+    if zero is not None and not weights.has_zeros:  # early files have zeros that are all 0
+        if zero.dtype != "I8" or zero.read_bytes(prefix + ZERO).any():
+            raise ValueError(f"{zero.file}: {prefix}{ZERO} must be 0: config.json says that weights are symmetric")
+        del found[prefix + ZERO]
+    more = ((ZERO,) if weights.has_zeros else ()) + ((ORDER,) if weights.has_order else ())
+    return _take(found, prefix, needed + more, (ORDER,))
+
+
+def _packed(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> FileMatrix:
+    arrays, bits = _take_integers(found, prefix, (PACKED, SCALE, SHAPE), weights), weights.bits
+    codes, size = arrays[prefix + PACKED], arrays.pop(prefix + SHAPE)
     check_kind(prefix + SHAPE, size, (2,), ("I64", "I32"))
     outputs, inputs = size.read_bytes(prefix + SHAPE).tolist()
     columns = codes.shape[-1] if codes.shape else 0
-    bits = next((bits for bits in (4, 8) if columns * 32 == inputs * bits), 0)
-    if not bits:
+    if columns * 32 != inputs * bits:
         raise ValueError(
-            f"{codes.file}: {prefix}{PACKED} has {columns} columns for {inputs} inputs; accepted are 4 or 8 bits"
+            f"{codes.file}: {prefix}{PACKED} has {columns} columns for {inputs} inputs; config.json says {bits} bits"
         )
     check_kind(prefix + PACKED, codes, (outputs, columns), ("I32",))
-    zero = arrays.get(prefix + ZERO)
-    if zero is not None:
-        whole = (outputs, _groups(prefix, scales, outputs))
-        is_packed = zero.dtype == "I32"
-        check_kind(prefix + ZERO, zero, (-(-outputs * bits // 32), whole[1]) if is_packed else whole, ("I32", "I8"))
-    return _matrix(prefix, "pack-quantized", arrays, (outputs, inputs), bits)
+    return _matrix(prefix, "pack-quantized", arrays, (outputs, inputs), weights)
 
 
-def _int8(prefix: str, arrays: dict[str, StoredTensor]) -> FileMatrix:
-    codes, zero = arrays[prefix + WEIGHT], arrays.get(prefix + ZERO)
+def _int8(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> FileMatrix:
+    arrays = _take_integers(found, prefix, (WEIGHT, SCALE), weights)
+    codes = arrays[prefix + WEIGHT]
     if len(codes.shape) != 2:
         raise ValueError(f"{codes.file}: {prefix}{WEIGHT} has shape {codes.shape}; it must be a matrix")
-    if zero is not None:
-        check_kind(prefix + ZERO, zero, arrays[prefix + SCALE].shape, ("I8",))
-    return _matrix(prefix, "int-quantized", arrays, codes.shape, 8)
+    return _matrix(prefix, "int-quantized", arrays, codes.shape, weights)
 
 
-def _groups(prefix: str, scales: StoredTensor, outputs: int) -> int:
-    """Returns the number of groups of inputs, 1 for a scale of each output or of the matrix."""
-    shape = scales.shape
-    groups = 1 if shape in ((), (1,), (1, 1)) else shape[1] if len(shape) == 2 and shape[0] == outputs else 0
-    if not groups or scales.dtype not in SCALE_TYPES:
-        raise ValueError(
-            f"{scales.file}: {prefix}{SCALE} has shape {shape} and type {scales.dtype}; a matrix with {outputs} "
-            "outputs must have a scale in floating point for each, or for each group of its inputs"
-        )
-    return groups
+def _fp8(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> BlockScaled:
+    matrix, scales = _take(found, prefix, (WEIGHT, SCALE)).values()
+    sizes: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
+    sizes |= {"group": (1, weights.group_size), "block": weights.blocks or (None, None)}
+    return in_blocks(prefix + WEIGHT, matrix, prefix + SCALE, _of_matrix(scales), sizes[weights.strategy])
 
 
-def _matrix(prefix: str, dtype: str, arrays: dict[str, StoredTensor], shape: Shape, bits: int) -> FileMatrix:
+def _of_matrix(scales: StoredTensor) -> StoredTensor:
+    """Returns scales in two dimensions, also the one of a whole matrix."""
+    return dataclasses.replace(scales, shape=(1, 1)) if scales.shape in ((), (1,)) else scales
+
+
+def _matrix(prefix: str, dtype: str, arrays: dict[str, StoredTensor], shape: Shape, weights: Weights) -> FileMatrix:
     outputs, inputs = shape
-    scales, order = arrays[prefix + SCALE], prefix + ORDER if prefix + ORDER in arrays else None
-    groups = _groups(prefix, scales, outputs)
+    order = prefix + ORDER if prefix + ORDER in arrays else None
+    groups = num_groups(prefix + WEIGHT, arrays[prefix + SCALE], inputs, weights.group_size, order is not None)
+    of_groups = (1, 1) if weights.strategy == "tensor" else (outputs, groups)
+    check_kind(prefix + SCALE, _of_matrix(arrays[prefix + SCALE]), of_groups, SCALE_TYPES)
+    if weights.has_zeros:
+        zero = arrays[prefix + ZERO]
+        rows = -(-outputs * weights.bits // 32) if zero.dtype == "I32" else of_groups[0]
+        is_packed = dtype == "pack-quantized" and weights.strategy != "tensor"  # early files have integers of 8 bits
+        check_kind(prefix + ZERO, _of_matrix(zero), (rows, groups), ("I32", "I8") if is_packed else ("I8",))
     if order is not None:
         check_kind(order, arrays[order], (inputs,), ("I32", "I64"))
-    elif inputs % groups:
-        raise ValueError(f"{scales.file}: {prefix}{SCALE} has {groups} groups, which do not divide {inputs} inputs")
     kinds = [name.removeprefix(prefix) for name in arrays]
-    decode = functools.partial(_decode, kinds=kinds, shape=shape, bits=bits, groups=groups)
+    name = f"{arrays[prefix + SCALE].file}: {prefix}{WEIGHT}"
+    decode = functools.partial(_decode, name=name, kinds=kinds, shape=shape, bits=weights.bits, groups=groups)
     return file_matrix(
         dtype,
         shape,
         arrays,
-        bits,
+        weights.bits,
         groups,
         decode,
-        scales=scales.value_dtype,
-        has_zero=prefix + ZERO in arrays,
+        scales=arrays[prefix + SCALE].value_dtype,
+        has_zero=weights.has_zeros,
         order=order,
     )
 
 
-def _decode(*stored: np.ndarray, kinds: list[str], shape: Shape, bits: int, groups: int) -> Decoded:
+def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits: int, groups: int) -> Decoded:
     arrays = dict(zip(kinds, stored, strict=True))
-    outputs, inputs = shape
+    (outputs, inputs), half = shape, 1 << (bits - 1)
 
     def signed(array: np.ndarray, axis: int) -> np.ndarray:
         """Integers that are packed are larger by a half of their range."""
         if array.dtype == np.int8:
             return array
-        return (unpack_integers(array, bits, axis) - np.uint8(1 << (bits - 1))).view(np.int8)
+        return (unpack_integers(array, bits, axis) - np.uint8(half)).view(np.int8)
 
     def of_groups(array: np.ndarray) -> np.ndarray:
         """Returns an array [groups, out] of one with a value for each output and group, or for all."""
@@ -164,13 +273,16 @@ def _decode(*stored: np.ndarray, kinds: list[str], shape: Shape, bits: int, grou
         return np.ascontiguousarray(np.broadcast_to(rows, (outputs, groups)).T)
 
     codes = np.ascontiguousarray(signed(stored[0], axis=1).T)
+    if bits == 4 and not (-half <= codes.min() <= codes.max() < half):
+        raise ValueError(f"{name} has integers of more than 4 bits, and config.json says 4")
     scale, zero = of_groups(arrays[SCALE]), arrays.get(ZERO)
     zero = None if zero is None else of_groups(signed(zero, axis=0)).astype(scale.dtype)
     of_inputs = arrays[ORDER] if ORDER in arrays else np.arange(inputs) // (inputs // groups)
     return Decoded(codes, scale, of_inputs, zero)
 
 
-def _nvfp4(prefix: str, arrays: dict[str, StoredTensor]) -> FileMatrix:
+def _nvfp4(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> FileMatrix:
+    arrays = _take(found, prefix, (PACKED, SCALE, GLOBAL))
     codes, scales, whole = arrays.values()
     if len(codes.shape) != 2 or 2 * codes.shape[1] % NVFP4_GROUP:
         raise ValueError(f"{codes.file}: {prefix}{PACKED} has shape {codes.shape}; it must be [out, in / 2]")

@@ -3,15 +3,15 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from jlade.conversion.parts import Part, Shape
-from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, broken_rows
+from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, broken_rows, check_kind
 
 FP8 = "F8_E4M3"  # in safetensors' spelling
-SCALES = "_scale_inv", "_scale"  # suffixes of a matrix's name, for its scales; the second of compressed-tensors
-BLOCK = 128  # rows and columns of a block, unless the number of scales says otherwise
+SCALES = "_scale_inv"  # end of the name of a matrix's scales
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,31 +69,51 @@ class BlockScaled(StoredTensor):
         return arrays, broken
 
 
-def scaled(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def wrong_setting(settings: Mapping[str, Any]) -> str | None:
+    """Returns the setting in config.json with which weights are not read, for a message."""
+    blocks = settings.get("weight_block_size")
+    return None if are_sizes(blocks) else f"weight_block_size is {blocks!r}, supported is a list of two positive sizes"
+
+
+def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Returns the tensors of files, those in FP8 with their scales.
+
+    Args:
+      settings: of the quantization in config.json.
 
     Raises:
       ValueError: names the file and the tensor whose scales do not fit.
     """
     found = dict(tensors)
     for name, tensor in tensors.items():
-        suffix = next((suffix for suffix in SCALES if name + suffix in tensors), None)
-        if tensor.dtype == FP8 and suffix is not None:
-            scales = found.pop(name + suffix)
-            of_blocks = scales.shape if len(scales.shape) == 2 else (1, 1) if scales.shape in ((), (1,)) else ()
-            fits = len(tensor.shape) == len(of_blocks) == 2 and scales.dtype in FLOATS
-            rows, columns = map(_block, tensor.shape, of_blocks) if fits else (0, 0)
-            if not rows or not columns:
-                raise ValueError(
-                    f"{scales.file}: {name}{suffix} has shape {scales.shape} and type {scales.dtype}; a matrix of "
-                    f"shape {tensor.shape} must have a scale in floating point for each block"
-                )
-            found[name] = BlockScaled(**vars(tensor), scales=scales, blocks=(rows, columns))
+        if tensor.dtype == FP8 and name + SCALES in found:
+            rows, columns = settings["weight_block_size"]
+            found[name] = in_blocks(name, tensor, name + SCALES, found.pop(name + SCALES), (rows, columns))
     return found
 
 
-def _block(size: int, number: int) -> int:
-    """Returns the size of `number` blocks, 0 if there are none."""
-    if -(-size // BLOCK) == number:
-        return BLOCK
-    return size // number if number and size % number == 0 else 0
+def in_blocks(
+    name: str, matrix: StoredTensor, scales_name: str, scales: StoredTensor, sizes: tuple[int | None, int | None]
+) -> BlockScaled:
+    """Returns a matrix with a scale for each block. The last blocks of rows and of columns may be smaller.
+
+    Args:
+      sizes: rows and columns of a block, None for all.
+
+    Raises:
+      ValueError: names the file and the tensor that does not fit.
+    """
+    if len(matrix.shape) != 2:
+        raise ValueError(f"{matrix.file}: {name} has shape {matrix.shape}; it must be a matrix")
+    rows, columns = (size or whole for size, whole in zip(sizes, matrix.shape, strict=True))
+    check_kind(scales_name, scales, (-(-matrix.shape[0] // rows), -(-matrix.shape[1] // columns)), FLOATS)
+    return BlockScaled(**vars(matrix), scales=scales, blocks=(rows, columns))
+
+
+def are_sizes(value: Any) -> bool:
+    """Whether a value is a list of two positive integers."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value)
+    )

@@ -6,12 +6,36 @@ from typing import Any
 
 import numpy as np
 
-from jlade.conversion.hf_packed import SCALE_TYPES, Decoded, FileMatrix, file_matrix, unpack_integers
+from jlade.conversion.hf_packed import (
+    SCALE_TYPES,
+    Decoded,
+    FileMatrix,
+    file_matrix,
+    matches,
+    num_groups,
+    unpack_integers,
+)
 from jlade.conversion.weight_files import StoredTensor, check_kind
 
 CODES, ZEROS, SCALES, ORDER = ".qweight", ".qzeros", ".scales", ".g_idx"  # ends of names
+GROUP_SIZE = 128  # inputs of a group in transformers, where config.json does not say
 # Of eight outputs in turn, the places in their integer, of which 0 has the lowest bits.
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def wrong_setting(settings: Mapping[str, Any]) -> str | None:
+    """Returns the setting in config.json with which weights are not read, for a message."""
+    dynamic = settings.get("dynamic") or {}
+    if not isinstance(dynamic, dict) or not all(isinstance(each, dict) for each in dynamic.values()):
+        return f"dynamic is {dynamic!r}, supported is an object with objects"
+    accepted = (4,) if settings["quant_method"] == "awq" else (4, 8)
+    for place, own in [("", settings), *((f" in dynamic, {pattern},", own) for pattern, own in dynamic.items())]:
+        size, bits = own.get("group_size", GROUP_SIZE), own.get("bits", 4)
+        if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
+            return f"group_size{place} is {size!r}, supported is a positive integer or -1"
+        if bits not in accepted:
+            return f"bits{place} is {bits!r}, supported is {' or '.join(map(str, accepted))}"
+    return None
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -29,23 +53,33 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
             module = name.removesuffix(CODES)
             ends = (CODES, ZEROS, SCALES, ORDER)
             arrays = {module + end: found.pop(module + end) for end in ends if module + end in found}
-            needed = ends if settings.get("desc_act") and settings["quant_method"] == "gptq" else ends[:3]
+            own = _settings_of(module, settings)
+            needed = ends if own.get("desc_act") and own["quant_method"] == "gptq" else ends[:3]
             if missing := [module + end for end in needed if module + end not in arrays]:
                 raise ValueError(f"{tensors[name].file}: {missing[0]} is missing, though {name} is there")
-            build = _awq if settings["quant_method"] == "awq" else _gptq
-            found[f"{module}.weight"] = build(module, arrays, settings)
+            build = _awq if own["quant_method"] == "awq" else _gptq
+            found[f"{module}.weight"] = build(module, arrays, own)
     return found
+
+
+def _settings_of(module: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a module: its own are those of the first pattern in `dynamic` that its name begins with.
+
+    GPTQModel marks patterns of modules that are not quantized by "-:", and may mark others by "+:".
+    """
+    for pattern, own in (settings.get("dynamic") or {}).items():
+        if not pattern.startswith("-:") and matches("dynamic", pattern.removeprefix("+:"), module):
+            return {**settings, **own}
+    return dict(settings)
 
 
 def _awq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> FileMatrix:
     codes, zeros, scales = (arrays[module + end] for end in (CODES, ZEROS, SCALES))
     inputs, columns = _size(codes, module)
-    groups, outputs = _size(scales, module)[0], 8 * columns
+    groups, outputs = num_groups(module, codes, inputs, settings.get("group_size", GROUP_SIZE)), 8 * columns
     check_kind(module + CODES, codes, (inputs, columns), ("I32",))
     check_kind(module + ZEROS, zeros, (groups, columns), ("I32",))
     check_kind(module + SCALES, scales, (groups, outputs), SCALE_TYPES)
-    if groups < 1 or inputs % groups:
-        raise ValueError(f"{scales.file}: {module}{SCALES} has {groups} groups, which do not divide {inputs} inputs")
     dtype = scales.value_dtype
     return file_matrix("AWQ", (outputs, inputs), arrays, 4, groups, _decode_awq, scales=dtype, has_zero=True)
 
@@ -60,19 +94,14 @@ def _decode_awq(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, order:
 
 def _gptq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> FileMatrix:
     codes, zeros, scales = (arrays[module + end] for end in (CODES, ZEROS, SCALES))
-    (rows, outputs), groups = _size(codes, module), _size(scales, module)[0]
-    bits = 32 * _size(zeros, module)[1] // max(1, outputs)
-    if bits not in (4, 8):
-        raise ValueError(f"{codes.file}: {module}{CODES} has {bits} bits; accepted are 4 and 8")
-    inputs = rows * 32 // bits
+    (rows, outputs), bits = _size(codes, module), settings.get("bits", 4)
+    order, inputs = module + ORDER if module + ORDER in arrays else None, rows * 32 // bits
+    groups = num_groups(module, codes, inputs, settings.get("group_size", GROUP_SIZE), has_order=order is not None)
     check_kind(module + CODES, codes, (rows, outputs), ("I32",))
     check_kind(module + ZEROS, zeros, (groups, outputs * bits // 32), ("I32",))
     check_kind(module + SCALES, scales, (groups, outputs), SCALE_TYPES)
-    order = module + ORDER if module + ORDER in arrays else None
     if order is not None:
         check_kind(order, arrays[order], (inputs,), ("I32", "I64"))
-    elif groups < 1 or inputs % groups:
-        raise ValueError(f"{scales.file}: {module}{SCALES} has {groups} groups, which do not divide {inputs} inputs")
     subtracted = 1 if _format(settings) == "gptq" else 0
     decode = functools.partial(_decode_gptq, bits=bits, subtracted=subtracted)
     dtype = scales.value_dtype

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -175,6 +176,30 @@ def shapes_of(
         zero=of_groups if has_zero else None,
         levels=jax.ShapeDtypeStruct((16,), np.float32) if has_levels else None,
     )
+
+
+def num_groups(module: str, codes: StoredTensor, inputs: int, size: int, has_order: bool = False) -> int:
+    """Returns the number of groups of `size` inputs, -1 for a group of all.
+
+    Args:
+      module, codes: name of the module and a tensor of it, for messages.
+      has_order: whether the files have the group of each input; otherwise all groups must be of this size.
+
+    Raises:
+      ValueError: names the module and both sizes.
+    """
+    size = inputs if size == -1 else min(size, inputs)
+    if not size or (inputs % size and not has_order):
+        raise ValueError(f"{codes.file}: {module} has {inputs} inputs, which group_size, {size}, does not divide")
+    return -(-inputs // size)
+
+
+def matches(key: str, pattern: str, module: str) -> bool:
+    """Whether the name of a module begins with a regular expression in the setting `key`."""
+    try:
+        return re.match(pattern, module) is not None
+    except re.error as error:
+        raise ValueError(f"config.json: {key} has a broken regular expression, {pattern}: {error}") from error
 
 
 def unpack_integers(packed: np.ndarray, bits: int, axis: int, places: Sequence[int] | None = None) -> np.ndarray:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion import hf_bitsandbytes, hf_compressed, hf_gptq
+from jlade.conversion import hf_bitsandbytes, hf_compressed, hf_fp8, hf_gptq
 from jlade.conversion.family import Family
 from jlade.conversion.weight_files import StoredTensor
 
@@ -12,7 +12,8 @@ KEYS = "quantization_config", "compression_config", "quantization"  # the last i
 # By method, the values of settings with which weights are read. The first is that of a missing setting.
 ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "awq": {"bits": (4,), "version": ("gemm",), "zero_point": (True,)},
-    "gptq": {"bits": (None, 4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
+    "gptq": {"bits": (4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
+    "fp8": {"activation_scheme": ("dynamic",)},
     "compressed-tensors": {},
     "bitsandbytes": {"load_in_8bit": (False,), "load_in_4bit": (True,)},
 }
@@ -27,8 +28,6 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> None:
     own = raw[key] if isinstance(raw[key], dict) else {}
     method = _method(own, key)
     if method == "mxfp4" and family.expert_layout == "interleaved":
-        return
-    if method == "fp8" and own.get("weight_block_size") and own.get("activation_scheme") == "dynamic":
         return
     wrong = None if method is None else _wrong_setting(method, own)
     if method in ACCEPTED and wrong is None:
@@ -68,6 +67,8 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
         return hf_gptq.assembled(tensors, settings)
     if method == "compressed-tensors":
         return hf_compressed.assembled(tensors, settings)
+    if method == "fp8":
+        return hf_fp8.assembled(tensors, settings)
     if method == "bitsandbytes":
         return hf_bitsandbytes.assembled(tensors)
     return tensors
@@ -82,12 +83,11 @@ def _method(settings: Mapping[str, Any], key: str) -> str | None:
 
 def _wrong_setting(method: str, settings: Mapping[str, Any]) -> str | None:
     """Returns the setting that has another value than those that are read, for a message."""
-    if method == "compressed-tensors":
-        return hf_compressed.wrong_setting(settings)
     for name, values in ACCEPTED.get(method, {}).items():
         key = name if settings.get(name) is not None else OTHER_NAMES.get(name, name)
         value = settings.get(key, values[0])
         own = value.lower() if isinstance(value, str) else value
         if own not in values and not (value is None and name in OTHER_NAMES):
-            return f"{key} is {value!r}, supported is {' or '.join(repr(each) for each in values if each is not None)}"
-    return None
+            return f"{key} is {value!r}, supported is {' or '.join(map(repr, values))}"
+    more = {"compressed-tensors": hf_compressed, "fp8": hf_fp8, "awq": hf_gptq, "gptq": hf_gptq}
+    return more[method].wrong_setting(settings) if method in more else None

@@ -149,7 +149,7 @@ def model_tensors(
     Warns:
       UserWarning: names tensors of layers that the model does not have, which `strict` refuses.
     """
-    tensors = hf_fp8.scaled(own_names(text_part(tensors), config))
+    tensors = own_names(text_part(tensors), config)
     embedding, output = (name_in_files(name, config) for name in (EMBEDDING, OUTPUT))
     if config.tie_embeddings and embedding not in tensors and output in tensors:
         tensors[embedding] = tensors.pop(output)
@@ -157,7 +157,7 @@ def model_tensors(
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
     expected = {name: file.shape for name, file in in_files.items()} | hf_experts.shapes(config, tensors)
-    tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_no_bias(name, tensors)}
+    tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_empty(name, tensors)}
     check_tensors(tensors, expected, config, directory, strict)
     for name, file in in_files.items():
         found |= zip(file.parts, file.divide(tensors[name]), strict=True)
@@ -235,8 +235,13 @@ def is_beyond(name: str, config: LlamaConfig) -> bool:
     return name.startswith(layers) and number.isdecimal() and int(number) >= config.num_layers
 
 
-def _is_no_bias(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor is a bias of zeros, which AutoGPTQ writes for matrices without one."""
+def _is_empty(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether a tensor has no elements, as those of no shared experts, or is a bias of zeros of a matrix without one.
+
+    AutoGPTQ writes these.
+    """
+    if 0 in tensors[name].shape:
+        return True
     matrix = tensors.get(name.removesuffix("bias") + "weight")
     if not name.endswith(".bias") or not isinstance(matrix, FileMatrix) or tensors[name].dtype not in FLOATS:
         return False

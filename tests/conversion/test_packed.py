@@ -80,8 +80,8 @@ def compressed(rng, name, outputs, inputs, bits=4, group=GROUP, has_zeros=False,
     return tensors, product(codes, scales, zeros, of_inputs)
 
 
-def compressed_int8(rng, name, outputs, inputs):
-    codes = rng.integers(-128, 128, (outputs, inputs), np.int8)
+def compressed_int8(rng, name, outputs, inputs, bits=8):
+    codes = rng.integers(-1 << (bits - 1), 1 << (bits - 1), (outputs, inputs), np.int8)
     scales = rng.uniform(0.001, 0.002, (outputs, 1)).astype(ml_dtypes.bfloat16)
     return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, codes * scales.astype(np.float32)
 
@@ -130,11 +130,21 @@ def changed(write, **options):
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
-PACKED, INT8, FP8, NVFP4 = (
-    {"quant_method": "compressed-tensors", "format": f"{kind}-quantized", "config_groups": {}, "ignore": ["lm_head"]}
-    for kind in ("pack", "int", "float", "nvfp4-pack")
-)
-ZEROS = PACKED | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "int", "symmetric": False}}}}
+
+
+def of_compressed(form, strategy="group", group_size=GROUP, **weights):
+    """Returns settings of compressed-tensors."""
+    weights = {"num_bits": 4, "type": "int", "strategy": strategy, "symmetric": True} | weights
+    weights["group_size"] = group_size if "group" in strategy else None
+    group = {"targets": ["Linear"], "weights": weights}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+
+
+PACKED = of_compressed("pack-quantized")
+INT8 = of_compressed("int-quantized", num_bits=8, strategy="channel")
+FP8 = of_compressed("float-quantized", num_bits=8, type="float", strategy="channel")
+NVFP4 = of_compressed("nvfp4-pack-quantized", type="float", strategy="tensor_group", group_size=16)
+ZEROS = of_compressed("pack-quantized", symmetric=False)
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "awq": (awq, 4, AWQ),
@@ -143,11 +153,28 @@ CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "gptq in 8 bits": (changed(gptq, bits=8, group=1024), 8, GPTQ | {"bits": 8, "group_size": -1}),
     "compressed-tensors": (compressed, 4, PACKED),
     "compressed-tensors with zeros": (changed(compressed, has_zeros=True), 4, ZEROS),
-    "compressed-tensors of outputs": (changed(compressed, group=1024), 4, PACKED),
-    "compressed-tensors in 8 bits": (changed(compressed, bits=8, has_zeros=True), 8, ZEROS),
+    "compressed-tensors of outputs": (
+        changed(compressed, group=1024),
+        4,
+        of_compressed("pack-quantized", strategy="channel"),
+    ),
+    "compressed-tensors in 8 bits": (
+        changed(compressed, bits=8, has_zeros=True),
+        8,
+        of_compressed("pack-quantized", num_bits=8, symmetric=False),
+    ),
     "compressed-tensors in int8": (compressed_int8, 8, INT8),
+    "compressed-tensors in 4 bits of int8": (
+        changed(compressed_int8, bits=4),
+        4,
+        of_compressed("int-quantized", strategy="channel"),
+    ),
     "compressed-tensors in FP8": (compressed_fp8, None, FP8),
-    "compressed-tensors in FP8 with a scale": (changed(compressed_fp8, of_outputs=False), None, FP8),
+    "compressed-tensors in FP8 with a scale": (
+        changed(compressed_fp8, of_outputs=False),
+        None,
+        of_compressed("float-quantized", num_bits=8, type="float", strategy="tensor"),
+    ),
     "NVFP4": (nvfp4, 4, NVFP4),
     "bitsandbytes": (bitsandbytes, 4, BITSANDBYTES),
     "bitsandbytes with nested scales": (changed(bitsandbytes, nested=16), 4, BITSANDBYTES),
@@ -298,13 +325,13 @@ def of_other_state(array):
     ("name", "end", "change", "message"),
     [
         ("awq", "qzeros", None, "qzeros is missing, though .*qweight is there"),
-        ("awq", "scales", lambda array: array[:3], r"qzeros has shape \(4, 8\); config.json implies \(3, 8\)"),
+        ("awq", "scales", lambda array: array[:3], r"scales has shape \(3, 64\); config.json implies \(4, 64\)"),
         ("awq", "qweight", lambda array: array.astype(np.int64), "qweight is of type I64; accepted are I32"),
-        ("awq", "qweight", lambda array: array[:-32], r"down_proj.weight has shape \(64, 96\); config.json implies"),
+        ("awq", "qweight", lambda array: array[:-32], r"qzeros has shape \(4, 8\); config.json implies \(3, 8\)"),
         ("act-order", "g_idx", None, "g_idx is missing"),
         ("act-order", "g_idx", lambda array: array + 1, "g_idx names groups beyond the 4 that have scales"),
         ("gptq", "g_idx", lambda array: array[:5], r"g_idx has shape \(5,\)"),
-        ("gptq", "qzeros", lambda array: array[:, :4], "has 2 bits; accepted are 4 and 8"),
+        ("gptq", "qzeros", lambda array: array[:, :4], r"qzeros has shape \(4, 4\); config.json implies \(4, 8\)"),
         ("gptq", "bias", lambda array: array + 1, "1 tensors are not of this model: .*down_proj.bias"),
         ("compressed-tensors", "weight_shape", lambda array: array + 1, "has 16 columns for 129 inputs"),
         ("compressed-tensors", "weight_scale", lambda array: array[:5], r"weight_scale has shape \(5, 4\)"),
