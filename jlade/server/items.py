@@ -272,8 +272,8 @@ def _content(name: str, content: Any, kind: str) -> str:
 
 def _call(name: str, item: Body) -> Body:
     """Returns a call in the form of a chat."""
-    function = {key: fields.text(f"{name}.{key}", item.get(key)) for key in ("name", "arguments")}
-    fields.parse(function["arguments"].encode(), f"{name}.arguments")
+    arguments = tools_lib.read_arguments(f"{name}.arguments", item.get("arguments"))
+    function = {"name": fields.text(f"{name}.name", item.get("name")), "arguments": arguments}
     return {"id": fields.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}
 
 

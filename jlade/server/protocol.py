@@ -13,10 +13,12 @@ from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import fields, structured, tools, unsupported
+from jlade.server import thoughts as thoughts_lib
 from jlade.server import shown as shown_lib
 from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Form
 from jlade.server.shown import Shown
+from jlade.server.thoughts import Thoughts, end_of_begun
 from jlade.server.tools import Tools
 
 MOST_CHOICES = 128  # of a body, by default
@@ -48,6 +50,8 @@ class Asked:
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
       grammar: of the texts, None for any text.
       tools: that an answer may use, None for none, and the form of their calls.
+      thoughts: with which an answer may begin.
+      after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
       limit: most new tokens; None for a chat without a limit.
       seed: None for a text that differs each time.
       include_usage: whether a stream ends with the numbers of tokens.
@@ -64,6 +68,8 @@ class Asked:
     options: dict[str, Any]
     grammar: structured.Asked | None
     tools: tuple[Form, Tools] | None
+    thoughts: Thoughts
+    after: str | None
     limit: int | None
     seed: int | None
     n: int
@@ -135,11 +141,13 @@ class Reader:
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
         asked = tools.read(body)
+        prompt = self._chat_prompt(body, None if asked is None else asked.given)
         return self._asked(
             body,
             is_chat=True,
             tools=None if asked is None else (self._form, asked),
-            prompts=[self._chat_prompt(body, None if asked is None else asked.given)],
+            thoughts=thoughts_lib.of(self.tokenizer, prompt),
+            prompts=[prompt],
             n=self._num_choices(body, 1),
             limit=fields.integer(body, limit, None, 1),
             shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
@@ -169,6 +177,7 @@ class Reader:
             body,
             is_chat=False,
             tools=None,
+            thoughts=(),
             prompts=[self._encode(name, one) for name, one in given.items()],
             n=n,
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
@@ -297,6 +306,7 @@ class Reader:
         *,
         is_chat: bool,
         tools: tuple[Form, Tools] | None,
+        thoughts: Thoughts,
         prompts: list[list[int]],
         n: int,
         limit: int | None,
@@ -317,18 +327,22 @@ class Reader:
         stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
-        grammar = structured.read(body)
+        grammar, after = structured.read(body), None
         if tools is not None:
             form, asked = tools
             if grammar is not None:
                 raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-            grammar = structured.Asked("tools", functools.partial(asked.grammar, form))
+            grammar = structured.Asked("tools", functools.partial(asked.grammar, form, thoughts))
+        elif grammar is not None and (after := end_of_begun(thoughts)) is not None:
+            grammar = grammar.after(after)
         return Asked(
             is_chat=is_chat,
             prompts=prompts,
             options=options,
             grammar=grammar,
             tools=tools,
+            thoughts=thoughts,
+            after=after,
             limit=limit,
             seed=_seed(body),
             n=n,
