@@ -95,6 +95,11 @@ class Grammar:
         return type(self)("after", json.dumps([end, self.kind, self.source]))._checked()
 
     @property
+    def is_tagged(self) -> bool:
+        """Whether the texts have tagged parts."""
+        return self.kind == "tags" or (self.kind == "after" and json.loads(self.source)[1] == "tags")
+
+    @property
     def automaton(self) -> Automaton:
         """The automaton over bytes, which may count."""
         return self.saved or _automaton(self, counts=True)

@@ -16,7 +16,7 @@ from jlade.server import fields, structured, unsupported
 from jlade.server import shown as shown_lib
 from jlade.server import tools as tools_lib
 from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import Asked, Reader
+from jlade.server.protocol import OF_ENGINE, Asked, Reader
 
 MOST_BYTES = 64 * 2**20  # of stored responses, in JSON
 LOGPROBS = "message.output_text.logprobs"
@@ -120,6 +120,7 @@ class AskedItems(Asked):
     items: list[Body]
     repeated: Body
     store: Store | None
+    names = {argument: NAMES.get(name, name) for argument, name in OF_ENGINE.items()} | NAMES
 
 
 def read(reader: Reader, store: Store, body: Body) -> AskedItems:
@@ -201,9 +202,6 @@ def _earlier(body: Body, store: Store) -> list[Body]:
     if turn is None:
         message = f"there is no response {previous!r:.100}: it was not stored, is no longer, or the server began anew"
         raise RequestError(message, "previous_response_id", "previous_response_not_found")
-    last = turn.response["output"][-1]
-    if last["type"] == "function_call" and last["status"] == "incomplete":
-        raise fields.refused("previous_response_id", previous, "that of a response whose last call is not cut off")
     return turn.items
 
 

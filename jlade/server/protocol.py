@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.generation import constraining
@@ -39,6 +39,8 @@ OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
 # Roles, with those of templates, and the fields of a message that templates may use beside role, content and calls.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 PASSED = ("name", "reasoning_content", "tool_call_id")
+# Arguments of the engine that its errors name, and the fields of bodies.
+OF_ENGINE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_ids": "stop_token_ids"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Asked:
     Attributes:
       prompts: token ids.
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
-      grammar: of the texts, None for any text.
+      grammar: that a field asks for, None for any text.
       tools: that an answer may use, None for none, and the form of their calls.
       thoughts: with which an answer may begin.
       after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
@@ -81,6 +83,7 @@ class Asked:
     steps: bool
     shown: Shown
     field: str
+    names: ClassVar[Mapping[str, str]] = OF_ENGINE  # of the arguments of an engine in the body
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
         """Returns the most new tokens after a prompt; without a limit as many as fit.
@@ -92,6 +95,14 @@ class Asked:
         if len(prompt) + limit > capacity:
             raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity)
         return limit
+
+    def refusal(self, message: str) -> RequestError:
+        """Returns the error of an engine, which begins with the name of an argument, with the names of fields."""
+        of_grammar = {} if self.grammar is None else {"grammar": self.grammar.field}
+        name = message.split(maxsplit=1)[0].partition("=")[0]
+        field = (self.names | of_grammar).get(name)
+        message = message if field is None else field + message.removeprefix(name)
+        return RequestError(message, field).renamed(self.names)
 
 
 AskedT = TypeVar("AskedT", bound=Asked)
@@ -198,7 +209,7 @@ class Reader:
             constraining.table_of(
                 grammar, text_lib.token_bytes(self.tokenizer), asked.options["eos_ids"], self.vocab_size
             )
-        return dataclasses.replace(asked, options=asked.options | {"grammar": grammar}, grammar=None)
+        return dataclasses.replace(asked, options=asked.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:
         """Reads a body of `/tokenize`, and returns the token ids.
@@ -328,6 +339,11 @@ class Reader:
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
         grammar, after = structured.read(body), None
+        if (grammar is not None or tools is not None) and not options["eos_ids"]:
+            field = "tools" if grammar is None else grammar.field
+            name = "ignore_eos" if fields.boolean(body, "ignore_eos") else "stop_token_ids"
+            accepted = f"left out beside {field}" if name == "ignore_eos" else f"given beside {field}"
+            raise fields.refused(name, body.get(name), f"{accepted}, whose texts need a token that ends them")
         if tools is not None:
             form, asked = tools
             if grammar is not None:
