@@ -81,7 +81,9 @@ def parse(spec: Tags) -> Expression:
     cut_off = [automaton.sequence(begin, _without(end)) for begin, end in begins]
     # Without thoughts nothing begins as they do. So the grammar has no second reading of what is within them.
     begun = automaton.sequence(automaton.choice(*(begin for begin, _ in begins)), ANYTHING)
-    first = automaton.choice(automaton.difference(other, begun), *(automaton.sequence(each, other) for each in thoughts))
+    first = automaton.choice(
+        automaton.difference(other, begun), *(automaton.sequence(each, other) for each in thoughts)
+    )
     blocks = Repeat(automaton.sequence(block, other), 0, spec.most)
     return automaton.choice(automaton.sequence(first, blocks), *cut_off)
 

@@ -13,8 +13,8 @@ from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import fields, structured, tools, unsupported
-from jlade.server import thoughts as thoughts_lib
 from jlade.server import shown as shown_lib
+from jlade.server import thoughts as thoughts_lib
 from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Form
 from jlade.server.shown import Shown

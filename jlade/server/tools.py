@@ -121,7 +121,7 @@ def _refusal(schema: str, end: str | None) -> str | None:
         Grammar.json_schema(schema)
         if end is not None:
             plain.parse(json.loads(schema), end)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return str(error)
     return None
 

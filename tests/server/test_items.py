@@ -22,7 +22,6 @@ from jlade.server.items import Store
 from jlade.server.responses import one_piece
 from tests.server import json_chat
 from tests.server.conftest import READER, running
-from tests.server.test_app import error_of
 from tests.server.test_structured import BIAS, SCHEMA, Shirt
 from tests.server.tiny_chat import alone
 

@@ -274,7 +274,7 @@ def test_thoughts_that_an_answer_begins(begin, end):
     for text, content, made in (
         (thought + "\n\nHi", shown + "\n\nHi", []),
         (thought + "\n\n" + call, shown + "\n\n", [("shops", "{}")]),
-        (thought[:-len(end)], shown[: -len(end.replace(MARK, ""))], []),  # its end is cut off
+        (thought[: -len(end)], shown[: -len(end.replace(MARK, ""))], []),  # its end is cut off
         (f"So <think> {call}", "So <think> ", [("shops", "{}")]),  # only the beginning of an answer begins thoughts
     ):
         assert accepts(may.grammar(QWEN, marks), text), text
