@@ -196,7 +196,7 @@ class TokenBytes:
 
     def with_names(self, token_id: int, names: Collection[str]) -> bytes:
         """Returns the bytes of a token; of a special token with one of some names, that name."""
-        name = self._special.get(token_id)
+        name = self._special.get(token_id, "")
         return name.encode() if name in names else self[token_id]
 
     def first_tokens(self, texts: Sequence[bytes]) -> list[int]:
