@@ -224,6 +224,8 @@ def _check(
         if isinstance(prompt, Record):
             custom_ids.add(prompt)
             ids, own, asked = reader.read(prompt)
+            if asked.tools is not None and not (options.json or options.output):
+                raise ValueError(f"{prompt.source}: tools need --json or --output: the text has no place for calls")
         else:
             ids = text.encode(request["tokenizer"], prompt.text)
             options_lib.check_positions(params, prompt.source, ids, options.max_new_tokens)

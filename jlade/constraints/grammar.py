@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.constraints import automaton, ebnf, json_schema, moves, regex, tags
-from jlade.constraints.automaton import Automaton
+from jlade.constraints.automaton import Automaton, Expression, Repeat
 from jlade.constraints.moves import DEAD
 from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
@@ -25,6 +25,7 @@ from jlade.mesh import SHARED
 LANES = 128  # the entries of a state are a multiple of these, so that TPUs read them whole
 HEADER = 3  # of a state: its likely token, and the least and most iterations of its loop
 ROW_CLASSES = 1024 - HEADER  # most classes of a table in a row of an engine
+MOST_BREAKS = 2  # lines between thoughts and an answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,15 @@ class Grammar:
         """
         return cls("tags", json.dumps(dataclasses.asdict(tags)))._checked()
 
+    def after(self, end: str) -> Self:
+        """Returns the texts of this grammar after any text up to its first `end`, and up to two line breaks."""
+        return type(self)("after", json.dumps([end, self.kind, self.source]))._checked()
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether the texts have tagged parts."""
+        return self.kind == "tags" or (self.kind == "after" and json.loads(self.source)[1] == "tags")
+
     @property
     def automaton(self) -> Automaton:
         """The automaton over bytes, which may count."""
@@ -132,18 +142,28 @@ class Grammar:
 
 @functools.lru_cache(maxsize=256)
 def _automaton(grammar: Grammar, counts: bool) -> Automaton:
-    match grammar.kind:
+    if grammar.kind == "ebnf":
+        return ebnf.parse(grammar.source, counts=counts)
+    return automaton.build(_expression(grammar.kind, grammar.source), counts)
+
+
+def _expression(kind: str, source: str) -> Expression:
+    match kind:
         case "json_schema":
-            return automaton.build(json_schema.parse(grammar.source), counts)
+            return json_schema.parse(source)
         case "regex":
-            return automaton.build(regex.parse(grammar.source), counts)
+            return regex.parse(source)
         case "choice":
-            return automaton.build(automaton.choice(*map(automaton.literal, json.loads(grammar.source))))
+            return automaton.choice(*map(automaton.literal, json.loads(source)))
         case "ebnf":
-            return ebnf.parse(grammar.source, counts=counts)
+            return ebnf.parse(source)
         case "tags":
-            return automaton.build(tags.parse(Tags(**json.loads(grammar.source))), counts)
-    raise ValueError(f"kind must be json_schema, regex, choice, ebnf or tags, got {grammar.kind!r}")
+            return tags.parse(Tags(**json.loads(source)))
+        case "after":
+            end, *given = json.loads(source)
+            breaks = Repeat(automaton.literal("\n"), 0, MOST_BREAKS)
+            return automaton.sequence(tags.through(end), breaks, _expression(*given))
+    raise ValueError(f"kind must be json_schema, regex, choice, ebnf, tags or after, got {kind!r}")
 
 
 def num_entries(table: Table) -> int:

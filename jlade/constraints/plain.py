@@ -2,6 +2,8 @@
 
 import functools
 import json
+import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,27 +16,57 @@ QUOTE = ord('"')
 ESCAPED = (*range(32), QUOTE, ord("\\"))  # bytes that strings in JSON do not have as they are
 
 
-def parse(schema: Schema, end: bytes) -> Automaton:
-    """Returns the texts of the values that a schema accepts, each followed by `end`, which is nowhere before.
+class End(NamedTuple):
+    """The text after a value, which does not have the tag.
+
+    Some models leave out the blanks before the tag. Where a value could go on with the tag, it ends there all the same.
+    """
+
+    blanks: str
+    tag: str
+    rest: str
+
+    @classmethod
+    def of(cls, text: str) -> "End":
+        """Returns the parts of a text: its tag is the first one in XML, or else all up to a blank."""
+        found = re.fullmatch(r"(\s*)(<[^<>]*>|\S+)(.*)", text, re.DOTALL)
+        return cls("", text, "") if found is None else cls(*found.groups())
+
+
+def parse(schema: Schema, end: str) -> Automaton:
+    """Returns the texts of the values that a schema accepts, each followed by `end`; see `End`.
 
     Raises:
       UnsupportedError: names the keyword and its path.
-      ValueError: the schema is wrong, or accepts no value without `end`.
+      ValueError: the schema is wrong, or accepts no value without the tag of `end`.
     """
     return _parse(json.dumps(schema), end)
 
 
 @functools.lru_cache(maxsize=256)
-def _parse(schema: str, end: bytes) -> Automaton:
+def _parse(schema: str, end: str) -> Automaton:
     in_json = automaton.build(json_schema.parse(schema))
-    value = automaton.choice(_strings(in_json), _others(in_json))
-    anything, ending = Repeat(special.OTHERS, 0, None), automaton.literal(end)
-    goes_on = automaton.sequence(anything, ending, special.OTHERS, anything)
-    ends_once = automaton.difference(automaton.sequence(anything, ending), goes_on)
-    found = automaton.intersection(automaton.sequence(value, ending), ends_once)
+    value = automaton.build(automaton.choice(_strings(in_json), _others(in_json)))
+    anything, parts = Repeat(special.OTHERS, 0, None), End.of(end)
+    blanks, tag, rest = (automaton.literal(special.encode(each)) for each in parts)
+    before = automaton.sequence(value, blanks)
+    if parts.blanks and _may_have(value, special.encode(parts.tag)):
+        before = automaton.choice(before, automaton.difference(value, automaton.sequence(anything, blanks)))
+    goes_on = automaton.sequence(anything, tag, special.OTHERS, anything)
+    ends_once = automaton.difference(automaton.sequence(anything, tag), goes_on)
+    found = automaton.intersection(automaton.sequence(before, tag), ends_once)
     if not found.is_final.any():
-        raise ValueError(f"the schema accepts no value without {end!r}")
-    return found
+        raise ValueError(f"the schema accepts no value without {parts.tag!r}")
+    return automaton.build(automaton.sequence(found, rest))
+
+
+def _may_have(values: Automaton, text: bytes) -> bool:
+    """Whether one of some values has a text."""
+    states = np.arange(len(values.next_state))
+    for byte in text:
+        states = np.unique(values.next_state[states, values.class_of_byte[byte]])
+        states = states[states != DEAD]
+    return len(states) > 0
 
 
 def are_strings(in_json: Automaton) -> bool:

@@ -13,13 +13,16 @@ from jlade.constraints import automaton, json_schema, plain, special
 from jlade.constraints.automaton import Automaton, Expression, Repeat
 from jlade.constraints.json_schema import Schema
 
+ANYTHING = Repeat(special.OTHERS, 0, None)
+BLANKS = Repeat(automaton.choice(*map(automaton.literal, " \t\r\n")), 0, None)
+
 
 class Field(NamedTuple):
     """A value within a tag, in plain text; see `jlade.constraints.plain`."""
 
     begin: str
     schema: Schema
-    end: str  # which the value does not have
+    end: str
     is_required: bool
 
 
@@ -35,6 +38,8 @@ class Tags:
       between: the text between two tags of a block; None for one alone.
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
       most: blocks beside other text; None for any number.
+      thoughts: texts around thoughts with which other text may begin, and in which no block is; the text before them is
+        empty where the prompt has begun them.
     """
 
     tags: Sequence[tuple[str, Schema | Sequence[Field], str]]
@@ -43,6 +48,7 @@ class Tags:
     between: str | None = None
     triggers: Sequence[str] = ()
     most: int | None = None
+    thoughts: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         begins = [self.opening + begin for begin, _, _ in self.tags]
@@ -69,8 +75,22 @@ def parse(spec: Tags) -> Expression:
     block = automaton.sequence(*parts, _literal(spec.closing))
     if not spec.triggers:
         return block
-    other = _without(spec.triggers)
-    return automaton.sequence(Repeat(automaton.sequence(other, block), 0, spec.most), other)
+    other = _without(*spec.triggers)
+    begins = [(automaton.sequence(BLANKS, _literal(begin)), end) for begin, end in spec.thoughts]
+    thoughts = [automaton.sequence(begin, through(end)) for begin, end in begins]
+    cut_off = [automaton.sequence(begin, _without(end)) for begin, end in begins]
+    # Without thoughts nothing begins as they do. So the grammar has no second reading of what is within them.
+    begun = automaton.sequence(automaton.choice(*(begin for begin, _ in begins)), ANYTHING)
+    first = automaton.choice(
+        automaton.difference(other, begun), *(automaton.sequence(each, other) for each in thoughts)
+    )
+    blocks = Repeat(automaton.sequence(block, other), 0, spec.most)
+    return automaton.choice(automaton.sequence(first, blocks), *cut_off)
+
+
+def through(end: str) -> Expression:
+    """Returns any text without special tokens up to and with the first `end`."""
+    return automaton.sequence(_without(end), _literal(end))
 
 
 def _tag(begin: str, content: Schema | Sequence[Field], end: str) -> Expression:
@@ -84,7 +104,7 @@ def _tag(begin: str, content: Schema | Sequence[Field], end: str) -> Expression:
 def _fields(fields: Sequence[Field]) -> Expression:
     parts = []
     for begin, schema, end, is_required in fields:
-        part = automaton.sequence(_literal(begin), plain.parse(schema, special.encode(end)))
+        part = automaton.sequence(_literal(begin), plain.parse(schema, end))
         parts.append(part if is_required else automaton.optional(part))
     return automaton.sequence(*parts)
 
@@ -93,8 +113,7 @@ def _literal(text: str) -> Expression:
     return automaton.literal(special.encode(text))
 
 
-def _without(texts: Sequence[str]) -> Automaton:
+def _without(*texts: str) -> Automaton:
     """Returns the automaton of what contains none of some texts."""
-    anything = Repeat(special.OTHERS, 0, None)
     found = automaton.choice(*map(_literal, texts))
-    return automaton.difference(anything, automaton.sequence(anything, found, anything))
+    return automaton.difference(ANYTHING, automaton.sequence(ANYTHING, found, ANYTHING))

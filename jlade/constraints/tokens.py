@@ -133,6 +133,7 @@ class Table:
     class_of_token: np.ndarray  # [V] int32
     likely: np.ndarray  # [S] int32, the token that is likely to come next, t if it is certain, else -2 - t; -1 for none
     bounds: np.ndarray | None = None  # [S, 2] int32, the least and most iterations of its loop; None without loops
+    is_tagged: bool = False  # whether its texts have tagged parts, in which no stop string ends them
 
     @classmethod
     def of(
@@ -241,6 +242,10 @@ class Table:
     def allowed(self, state: int) -> np.ndarray:
         """Returns the tokens that may come next [V] bool, in a state with its count."""
         return (self._allowed_moves(np.array([state]))[0] != DEAD)[self.class_of_token]
+
+    def may_end(self, state: int) -> bool:
+        """Whether a text may end in a state with its count."""
+        return bool(self._allowed_moves(np.array([state]))[0, END] != DEAD)
 
     def advance(self, state: int, token: int) -> int:
         """Returns the state with its count after a token, `DEAD` if it is not allowed."""

@@ -50,6 +50,8 @@ class Job:
         self._least = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
         self._stop = [string.encode() for string in checked.stop[0]]
         self._end = b""  # of the text, where a stop string may have begun
+        self._state = 0  # of the text in its table, if that has tagged parts
+        self._has_stopped = False  # by a stop string
         self._detokenizer = None
         if checked.tokenizer is not None:
             self._token_bytes = token_bytes(checked.tokenizer)
@@ -106,7 +108,9 @@ class Job:
             logprobs = logprobs.replace(top=logprobs.top[..., :number], top_tokens=logprobs.top_tokens[..., :number])
         return Piece(
             tokens=new,
-            text=None if self._detokenizer is None else self._detokenizer.feed(new.tolist(), last=ended),
+            text=None
+            if self._detokenizer is None
+            else self._detokenizer.feed(new.tolist(), last=ended, cuts=self._has_stopped),
             accepted=accepted[accepted > 0],
             **results.of_piece(logprobs, slice(begin, self.length)),
             generation=self._generation(row, logprobs) if ended else None,
@@ -120,7 +124,8 @@ class Job:
 
     def _generation(self, row: rows.Shown, logprobs: Any) -> Generation:
         ends = np.array([self.length])
-        return results.assemble(row.tokens, ends, row.num_steps, row.accepted, logprobs, self._checked)
+        checked = self._checked if self._has_stopped else dataclasses.replace(self._checked, stop=((),))
+        return results.assemble(row.tokens, ends, row.num_steps, row.accepted, logprobs, checked)
 
     def _find_end(self, new: np.ndarray) -> int | None:
         """Returns the number of new tokens up to the one that completes a stop string; None if none does."""
@@ -128,10 +133,22 @@ class Job:
             return None
         longest = max(map(len, self._stop))
         for number, token in enumerate(new.tolist(), start=1):
+            if self._is_in_tags(token):
+                self._end = b""
+                continue
             added = self._token_bytes[token]
             text = self._end + added
             self._end = text[-longest:]
             is_early = self.length - self._begin + number < self._least
             if not is_early and find_stop(text, len(text) - len(added), self._stop) is not None:
+                self._has_stopped = True
                 return number
         return None
+
+    def _is_in_tags(self, token: int) -> bool:
+        """Whether the next token is one of a tagged part of the grammar, where the text may not end."""
+        if self.table is None or not self.table.is_tagged:
+            return False
+        was_outside = self.table.may_end(self._state)
+        self._state = self.table.advance(self._state, token)
+        return not (was_outside and self.table.may_end(self._state))

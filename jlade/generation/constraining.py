@@ -1,5 +1,6 @@
 """The arguments `grammar` and `constraint`: checked, and as a constraint for a batch."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -149,4 +150,5 @@ def _table(grammar: Grammar, spelled: TokenBytes, eos_ids: tuple[int, ...], voca
     trie, automaton = _trie(spelled, vocab_size), grammar.automaton
     if automaton.bounds is not None and not trie.may_count(automaton, eos_ids):
         automaton = grammar.unrolled
-    return Table.of(automaton, trie, eos_ids, vocab_size, spelled.first_tokens)
+    table = Table.of(automaton, trie, eos_ids, vocab_size, spelled.first_tokens)
+    return dataclasses.replace(table, is_tagged=grammar.is_tagged)

@@ -1,6 +1,7 @@
 """A request: the arguments of `generate` and `stream`, checked, and in the form that `jlade.decoding` takes."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jlade import mesh as mesh_lib
@@ -85,6 +86,8 @@ def make(
     sampling = drawing.check_sampling(options.sampling, number, vocab_size)
     drawing.check_bans(sampling, stopping, vocab_size)
     tables = constraining.tables(options.grammar, options.tokenizer, stopping, vocab_size)
+    if capacity is None and tables is not None:
+        _check_tags(tables, stop)
     known = earlier.check(options, params, decoder, prompts, lookahead)
     for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
@@ -149,6 +152,16 @@ def check_streamer(streamer: Any, request: DecodeRequest) -> None:
     if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
         raise TypeError(f"streamer must have the methods put and end of transformers' streamers, got {streamer!r}")
     check_single(request)
+
+
+def _check_tags(tables: Sequence[Table | None], stop: Sequence[Sequence[str]]) -> None:
+    """Raises a ValueError for stop strings beside tagged parts: the device would let them end a text within these."""
+    for table, strings in zip(tables, stop, strict=True):
+        if table is not None and table.is_tagged and strings:
+            raise ValueError(
+                f"stop must be empty beside a grammar of tags, within which no string ends a text, got {strings!r}; "
+                "a jlade.Engine takes both"
+            )
 
 
 def _check_bool(name: str, value: Any) -> None:

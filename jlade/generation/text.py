@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tokenizers
@@ -194,6 +194,11 @@ class TokenBytes:
         spelled = self[token_id]
         return b"" if special.BYTE in spelled else spelled
 
+    def with_names(self, token_id: int, names: Collection[str]) -> bytes:
+        """Returns the bytes of a token; of a special token with one of some names, that name."""
+        name = self._special.get(token_id, "")
+        return name.encode() if name in names else self[token_id]
+
     def first_tokens(self, texts: Sequence[bytes]) -> list[int]:
         """Returns the token with which the tokenizer begins each of some texts of a grammar; -1 for none."""
         anchored = [ANCHOR + text.decode(errors="ignore") for text in texts]
@@ -259,27 +264,36 @@ class Detokenizer:
       stop: stop strings; one that the last token completes is cut off.
       with_special: whether the text has special tokens, as the texts of grammars do.
       keeps_stop: whether the text ends after the stop string, not before it.
+      names: of special tokens that are part of the text.
 
     Attributes:
       stopped: whether a stop string was cut off.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), with_special: bool = False, keeps_stop: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        with_special: bool = False,
+        keeps_stop: bool = False,
+        names: Collection[str] = (),
     ):
         self.stopped, self._keeps_stop = False, keeps_stop
         spelled = token_bytes(tokenizer)
-        self._bytes_of = spelled.in_grammar if with_special else spelled.__getitem__
+        self._bytes_of = spelled.in_grammar if with_special else functools.partial(spelled.with_names, names=names)
         self._stop = [string.encode() for string in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")(special.DECODE_ERRORS if with_special else "replace")
         self._held = b""
 
-    def feed(self, ids: Sequence[int], last: bool = False) -> str:
-        """Takes the next tokens and returns the text that is now certain; with `last`, all of the remaining text."""
+    def feed(self, ids: Sequence[int], last: bool = False, cuts: bool = True) -> str:
+        """Takes the next tokens and returns the text that is now certain; with `last`, all of the remaining text.
+
+        `cuts` is whether a stop string that the last token completes ends the text.
+        """
         new = [self._bytes_of(i) for i in ids]
         text = self._held + b"".join(new)
         if last:
-            found = find_stop(text, len(text) - len(new[-1]), self._stop) if new else None
+            found = find_stop(text, len(text) - len(new[-1]), self._stop) if new and cuts else None
             self.stopped = found is not None
             end = len(text) if found is None else found[self._keeps_stop]
         else:

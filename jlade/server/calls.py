@@ -2,16 +2,19 @@
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from jlade.constraints import plain
 from jlade.constraints.automaton import Automaton
-from jlade.constraints.grammar import Grammar
+from jlade.constraints.grammar import MOST_BREAKS, Grammar
 from jlade.constraints.special import MARK
 from jlade.constraints.tags import Field
 from jlade.server.fields import Body
 from jlade.server.forms import Form
+from jlade.server.protocol import Asked
+from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools, fields_of
 
 WHITESPACE = " \t\n\r"  # of JSON
@@ -38,6 +41,13 @@ class Arguments(NamedTuple):
 Part = Content | Called | Arguments
 
 
+class Reader(Protocol):
+    """Reads an answer in pieces."""
+
+    def feed(self, text: str, last: bool = False) -> Iterator[Part]:
+        """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
+
+
 class Taken(NamedTuple):
     """The next part of a call's arguments."""
 
@@ -53,25 +63,55 @@ class _Reader(Protocol):
         """Returns the part with which a text begins, None if more text decides."""
 
 
+class AnswerReader:
+    """Reads an answer of a grammar of `Grammar.after` in pieces: what comes after the thoughts and the line breaks.
+
+    Args:
+      end: of the thoughts.
+    """
+
+    def __init__(self, end: str):
+        self._end, self._held = end, ""
+        self._has_ended = self._has_begun = False  # the thoughts, the answer
+
+    def feed(self, text: str, last: bool = False) -> Iterator[Part]:
+        """Takes a piece of the text and yields that of the answer."""
+        self._held += text
+        if not self._has_ended:
+            _, found, rest = self._held.partition(self._end)
+            self._has_ended = bool(found)
+            self._held = rest if found else self._held[1 - len(self._end) :]
+        if self._has_ended and not self._has_begun:
+            answer = re.sub(rf"\n{{0,{MOST_BREAKS}}}", "", self._held, count=1)
+            # Until the answer begins, line breaks may follow.
+            self._has_begun = bool(answer)
+            self._held = answer or self._held
+        if self._has_begun and self._held:
+            yield Content(self._held)
+            self._held = ""
+
+
 class CallReader:
     """Reads an answer of a grammar of `Tools.grammar` in pieces. Its special tokens are written by `special`.
 
     Args:
       form: of the calls.
       tools: that the answer may use.
+      thoughts: as of `Tools.grammar`; calls there are none.
     """
 
-    def __init__(self, form: Form, tools: Tools):
+    def __init__(self, form: Form, tools: Tools, thoughts: Thoughts = ()):
         self._form, self._tools = form, {tool.name: tool for tool in tools.tools}
         self._brace = "{" if form.fields is None else ""  # without which a name may be the beginning of another
         self._first, self._next = (
             {} if text is None else {f"{text}{name}{form.middle}{self._brace}": name for name in self._tools}
-            for text in (tools.opening(form), form.between and form.between.lstrip(WHITESPACE))
+            for text in (form.opening, form.between and form.between.lstrip(WHITESPACE))
         )
         self._closing = form.closing.lstrip(WHITESPACE)
         self._held = ""
         self._arguments: _Reader = _JsonReader()
-        self._read = self._read_content
+        self._thoughts = thoughts
+        self._read: Callable[[bool], Part | None] = self._read_beginning
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
         """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
@@ -96,6 +136,22 @@ class CallReader:
             self._arguments = _FieldReader(fields_of(self._tools[name], self._form.fields))
         self._read = self._read_arguments
         return Called(name)
+
+    def _read_beginning(self, last: bool) -> Part | None:
+        held = self._held.lstrip(WHITESPACE)
+        begun = [(begin, end) for begin, end in self._thoughts if held.startswith(begin)]
+        if not begun and not last and any(begin.startswith(held) for begin, _ in self._thoughts):
+            return None
+        self._read = functools.partial(self._read_thoughts, begun[0][1]) if begun else self._read_content
+        return Content("")
+
+    def _read_thoughts(self, end: str, last: bool) -> Part | None:
+        _, found, rest = self._held.partition(end)
+        if found:
+            self._read = self._read_content
+        left = len(rest) if found else 0 if last else _begun(self._held, [end])
+        length = len(self._held) - left
+        return Content(self._take(length).replace(MARK, "")) if length else None
 
     def _read_content(self, last: bool) -> Part | None:
         if (call := self._begin_call(self._first)) is not None:
@@ -174,32 +230,46 @@ class _FieldReader:
         opening = f"{self._before}{json.dumps(name, ensure_ascii=False)}: "
         self._before = ", "
         if plain.are_strings(in_json):
-            self._read, opening = functools.partial(self._read_string, field.end), f'{opening}"'
+            self._read, opening = functools.partial(self._read_string, plain.End.of(field.end)), f'{opening}"'
         else:
-            self._read = functools.partial(self._read_value, field.end, in_json)
+            self._read = functools.partial(self._read_value, plain.End.of(field.end), in_json)
         return Taken(len(begin), opening)
 
-    def _read_string(self, ending: str, held: str) -> Taken | None:
-        place = held.find(ending)
-        length = place if place >= 0 else len(held) - _begun(held, [ending])
-        escaped = json.dumps(held[:length], ensure_ascii=False)[1:-1]
-        if place < 0:
-            return Taken(length, escaped) if length else None
+    def _read_string(self, end: plain.End, held: str) -> Taken | None:
+        value, length = _value(held, end)
+        if not length:
+            value = held[: len(held) - _begun(held, [end.blanks + end.tag + end.rest, end.tag + end.rest])]
+        escaped = json.dumps(value, ensure_ascii=False)[1:-1]
+        if not length:
+            return Taken(len(value), escaped) if value else None
         self._read = self._read_begin
-        return Taken(length + len(ending), f'{escaped}"')
+        return Taken(length, f'{escaped}"')
 
-    def _read_value(self, ending: str, in_json: Automaton, held: str) -> Taken | None:
-        value, found, _ = held.partition(ending)
-        if not found:
+    def _read_value(self, end: plain.End, in_json: Automaton, held: str) -> Taken | None:
+        value, length = _value(held, end)
+        if not length:
             return None
         self._read = self._read_begin
-        return Taken(len(value) + len(ending), plain.to_json(value, in_json))
+        return Taken(length, plain.to_json(value, in_json))
+
+
+def _value(held: str, end: plain.End) -> tuple[str, int]:
+    """Returns the value with which a text begins, and the length of both up to the end of `end`; 0 if it is cut off."""
+    value, found, _ = held.partition(end.tag + end.rest)
+    return value.removesuffix(end.blanks), len(value) + len(found) if found else 0
 
 
 def _begun(text: str, begins: Iterable[str]) -> int:
     """Returns the length of the longest suffix of a text that is the beginning of one of `begins`."""
     longest = min(len(text), max(map(len, begins)))
     return next((n for n in range(longest, 0, -1) if any(each.startswith(text[-n:]) for each in begins)), 0)
+
+
+def reader(asked: Asked) -> Reader | None:
+    """Returns the reader of an answer; None for one whose text is its content."""
+    if asked.tools is not None:
+        return CallReader(*asked.tools, asked.thoughts)
+    return None if asked.after is None else AnswerReader(asked.after)
 
 
 def gather(parts: Iterable[Part]) -> tuple[str, list[Body]]:

@@ -43,8 +43,8 @@ class Choices:
     def __init__(self, engine: Engine, asked: Asked, metrics: Metrics, seconds: float):
         self._asked, self._metrics, self._seconds = asked, metrics, seconds
         self._requests: list[Request] = []
-        limits = [asked.max_new_tokens(prompt, engine.capacity) for prompt in asked.prompts]
         try:
+            limits = [asked.max_new_tokens(prompt, engine.capacity) for prompt in asked.prompts]
             for prompt, limit in zip(asked.prompts, limits, strict=True):
                 seed = secrets.randbits(32) if asked.seed is None else asked.seed
                 for number in range(asked.n):
@@ -52,7 +52,7 @@ class Choices:
                     self._requests.append(engine.submit(prompts.whole([prompt]), **options))
         except Exception as error:
             self.cancel()
-            raise _refusal(error) from error
+            raise _refusal(error, asked) from error
 
     @property
     def is_waiting(self) -> bool:
@@ -141,13 +141,15 @@ def failed(reason: str) -> RequestError:
     return RequestError(FAILURES[reason], status=500)
 
 
-def _refusal(error: Exception) -> Exception:
+def _refusal(error: Exception, asked: Asked) -> Exception:
     """Returns the error of `Engine.submit` in OpenAI's form."""
     match error:
+        case RequestError():
+            return error.renamed(asked.names)
         case queue.Full():
             return RequestError(f"the server is busy: {error}", status=429)
         case TypeError() | ValueError():
-            return RequestError(str(error))
+            return asked.refusal(str(error))
         case RuntimeError():
             return RequestError("the server is shutting down", status=503)
     return error

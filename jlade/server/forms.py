@@ -11,6 +11,7 @@ from jlade.constraints.special import MARK, special
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate
 from jlade.server.fields import Body
+from jlade.server.thoughts import THOUGHTS
 
 NAME, KEYS, TEXT, NUMBER = "probe", ("alpha", "beta"), "gamma", 7  # of the example
 ARGUMENTS: Body = dict(zip(KEYS, (TEXT, NUMBER), strict=True))
@@ -19,7 +20,6 @@ QUESTION: Body = {"role": "user", "content": "-"}
 IDS = "00000000"  # begin the ids of the example
 # Models of Mistral may leave out the id of a call.
 ID = re.compile(rf'(, "id": "|\[CALL_ID\]){IDS}\d"?')
-THOUGHTS = re.compile(rf"\s*{MARK}?(?P<begin><think>)?.*?</think>{MARK}?\s*", re.DOTALL)  # before an answer
 IN_JSON = re.compile(rf"{NAME}(?P<middle>[^{{}}]*)(?P<arguments>{{[^{{}}]*}})")
 IN_FIELDS = re.compile(
     rf"{NAME}(?P<before>.*?){KEYS[0]}(?P<middle>.*?){TEXT}(?P<after>.*?){KEYS[1]}(?P=middle){NUMBER}", re.DOTALL
@@ -46,7 +46,6 @@ class Form:
       closing: the text after the last arguments of a block.
       between: the text between arguments and the next name; None for blocks of one call.
       fields: how arguments are written that are no object in JSON.
-      thoughts: the text that ends the thoughts which the prompt has begun.
     """
 
     opening: str
@@ -54,7 +53,6 @@ class Form:
     closing: str
     between: str | None = None
     fields: Fields | None = None
-    thoughts: str = ""
 
     @classmethod
     def of(cls, template: ChatTemplate, ends: Sequence[str]) -> "Form":
@@ -104,8 +102,6 @@ class Form:
         if MARK in (plain := THOUGHTS.sub("", answer("-"))):
             shown = plain.replace(MARK, "")
             raise ValueError(f"the model's chat template writes answers with special tokens: {shown!r}")
-        if thoughts and not thoughts["begin"]:
-            form = dataclasses.replace(form, thoughts=thoughts[0])
         return form
 
     @property

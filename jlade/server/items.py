@@ -16,7 +16,7 @@ from jlade.server import fields, known, structured, unsupported
 from jlade.server import shown as shown_lib
 from jlade.server import tools as tools_lib
 from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import Asked, Reader
+from jlade.server.protocol import OF_ENGINE, Asked, Reader
 
 MOST_BYTES = 64 * 2**20  # of stored responses, in JSON
 LOGPROBS = "message.output_text.logprobs"
@@ -124,6 +124,7 @@ class AskedItems(Asked):
     items: list[Body]
     repeated: Body
     store: Store | None
+    names = {argument: NAMES.get(name, name) for argument, name in OF_ENGINE.items()} | NAMES
 
 
 def read(reader: Reader, store: Store, body: Body) -> AskedItems:
@@ -205,9 +206,6 @@ def _earlier(body: Body, store: Store) -> list[Body]:
     if turn is None:
         message = f"there is no response {previous!r:.100}: it was not stored, is no longer, or the server began anew"
         raise RequestError(message, "previous_response_id", "previous_response_not_found")
-    last = turn.response["output"][-1]
-    if last["type"] == "function_call" and last["status"] == "incomplete":
-        raise fields.refused("previous_response_id", previous, "that of a response whose last call is not cut off")
     return turn.items
 
 
@@ -279,8 +277,8 @@ def _content(name: str, content: Any, kind: str) -> str | list[Body]:
 
 def _call(name: str, item: Body) -> Body:
     """Returns a call in the form of a chat."""
-    function = {key: fields.text(f"{name}.{key}", item.get(key)) for key in ("name", "arguments")}
-    fields.parse(function["arguments"].encode(), f"{name}.arguments")
+    arguments = tools_lib.read_arguments(f"{name}.arguments", item.get("arguments"))
+    function = {"name": fields.text(f"{name}.name", item.get("name")), "arguments": arguments}
     return {"id": fields.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}
 
 

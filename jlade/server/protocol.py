@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.generation import constraining
@@ -14,9 +14,11 @@ from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import fields, known, structured, tools, unsupported
 from jlade.server import shown as shown_lib
+from jlade.server import thoughts as thoughts_lib
 from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Form
 from jlade.server.shown import Shown
+from jlade.server.thoughts import Thoughts, end_of_begun
 from jlade.server.tools import Tools
 
 MOST_CHOICES = 128  # of a body, by default
@@ -42,6 +44,8 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # Fields of a message that templates may use beside role, content and calls.
 PASSED = {"name", "tool_call_id", *THOUGHTS}
+# Arguments of the engine that its errors name, and the fields of bodies.
+OF_ENGINE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_ids": "stop_token_ids"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +55,10 @@ class Asked:
     Attributes:
       prompts: token ids.
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
-      grammar: of the texts, None for any text.
+      grammar: that a field asks for, None for any text.
       tools: that an answer may use, None for none, and the form of their calls.
+      thoughts: with which an answer may begin.
+      after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
       limit: most new tokens; None for a chat without a limit.
       seed: None for a text that differs each time.
       include_usage: whether a stream ends with the numbers of tokens.
@@ -69,6 +75,8 @@ class Asked:
     options: dict[str, Any]
     grammar: structured.Asked | None
     tools: tuple[Form, Tools] | None
+    thoughts: Thoughts
+    after: str | None
     limit: int | None
     seed: int | None
     n: int
@@ -80,6 +88,7 @@ class Asked:
     steps: bool
     shown: Shown
     field: str
+    names: ClassVar[Mapping[str, str]] = OF_ENGINE  # of the arguments of an engine in the body
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
         """Returns the most new tokens after a prompt; without a limit as many as fit.
@@ -91,6 +100,14 @@ class Asked:
         if len(prompt) + limit > capacity:
             raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity)
         return limit
+
+    def refusal(self, message: str) -> RequestError:
+        """Returns the error of an engine, which begins with the name of an argument, with the names of fields."""
+        of_grammar = {} if self.grammar is None else {"grammar": self.grammar.field}
+        name = message.split(maxsplit=1)[0].partition("=")[0]
+        field = (self.names | of_grammar).get(name)
+        message = message if field is None else field + message.removeprefix(name)
+        return RequestError(message, field).renamed(self.names)
 
 
 AskedT = TypeVar("AskedT", bound=Asked)
@@ -140,11 +157,13 @@ class Reader:
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
         asked = tools.read(body)
+        prompt = self._chat_prompt(body, None if asked is None else asked.given)
         return self._asked(
             body,
             is_chat=True,
             tools=None if asked is None else (self._form, asked),
-            prompts=[self._chat_prompt(body, None if asked is None else asked.given)],
+            thoughts=thoughts_lib.of(self.tokenizer, prompt),
+            prompts=[prompt],
             n=self._num_choices(body, 1),
             limit=fields.integer(body, limit, None, 1),
             shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
@@ -174,6 +193,7 @@ class Reader:
             body,
             is_chat=False,
             tools=None,
+            thoughts=(),
             prompts=[self._encode(name, one) for name, one in given.items()],
             n=n,
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
@@ -194,7 +214,7 @@ class Reader:
             constraining.table_of(
                 grammar, text_lib.token_bytes(self.tokenizer), asked.options["eos_ids"], self.vocab_size
             )
-        return dataclasses.replace(asked, options=asked.options | {"grammar": grammar}, grammar=None)
+        return dataclasses.replace(asked, options=asked.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:
         """Reads a body of `/tokenize`, and returns the token ids.
@@ -304,6 +324,7 @@ class Reader:
         *,
         is_chat: bool,
         tools: tuple[Form, Tools] | None,
+        thoughts: Thoughts,
         prompts: list[list[int]],
         n: int,
         limit: int | None,
@@ -324,18 +345,27 @@ class Reader:
         stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
-        grammar = structured.read(body)
+        grammar, after = structured.read(body), None
+        if (grammar is not None or tools is not None) and not options["eos_ids"]:
+            field = "tools" if grammar is None else grammar.field
+            name = "ignore_eos" if fields.boolean(body, "ignore_eos") else "stop_token_ids"
+            accepted = f"left out beside {field}" if name == "ignore_eos" else f"given beside {field}"
+            raise fields.refused(name, body.get(name), f"{accepted}, whose texts need a token that ends them")
         if tools is not None:
             form, asked = tools
             if grammar is not None:
                 raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-            grammar = structured.Asked("tools", functools.partial(asked.grammar, form))
+            grammar = structured.Asked("tools", functools.partial(asked.grammar, form, thoughts))
+        elif grammar is not None and (after := end_of_begun(thoughts)) is not None:
+            grammar = grammar.after(after)
         return Asked(
             is_chat=is_chat,
             prompts=prompts,
             options=options,
             grammar=grammar,
             tools=tools,
+            thoughts=thoughts,
+            after=after,
             limit=limit,
             seed=_seed(body),
             n=n,

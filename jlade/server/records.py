@@ -26,11 +26,11 @@ from jlade.server import fields, protocol
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked
 from jlade.server.responses import Writer
+from jlade.server.thoughts import end_of_begun
 
 SUFFIX = ".jsonl"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 OPTIONS = ("sampling", "min_new_tokens", "stop", "eos_ids", "grammar")  # of a text, besides its limit and its key
-OF_OPENAI = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}  # ignored, they would be a surprise
 
 
 class DuplicateError(ValueError):
@@ -156,10 +156,17 @@ class Reader:
             raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
         if asked.stream:
             raise fields.refused("stream", True, "false: a file gets whole texts")
+        if asked.tools is not None and not asked.tools[1].must_call and asked.options["stop"]:
+            # Texts decoded in batches have them on the device, which knows no calls.
+            accepted = "empty beside tools, unless tool_choice asks for a call"
+            raise fields.refused("stop", asked.options["stop"], accepted)
         asked = self._protocol.with_grammar(asked)
         ids, options = asked.prompts[0], {name: asked.options.get(name) for name in OPTIONS}
-        if options["grammar"] is None:
-            options["grammar"] = self._request["grammar"]
+        if options["grammar"] is None and (of_job := self._request["grammar"]) is not None:
+            asked = dataclasses.replace(asked, after=end_of_begun(asked.thoughts))
+            options["grammar"] = of_job if asked.after is None else of_job.after(asked.after)
+        if asked.tools is not None:
+            options["stop"] = []
         limits = ("max_completion_tokens", "max_tokens") if is_chat else ("max_tokens",)
         if all(body.get(name) is None for name in limits):
             fitting = int(np.clip(self._capacity - len(ids), 1, MOST_NEW_TOKENS))
@@ -176,7 +183,7 @@ class Reader:
             body = self._of_batch(record)
         if (body.get("prompt") is None) == (body.get("messages") is None):
             raise RequestError("a record must have either prompt or messages")
-        for name, other in OF_OPENAI.items():
+        for name, other in protocol.OF_ENGINE.items():  # ignored, they would be a surprise
             if name in body:
                 raise RequestError(f"{name} is {other} in a record, as in OpenAI's interface")
         return body
@@ -241,7 +248,8 @@ def result(
         return identity | (_refusal(error or "") if record.is_of_batch else {"error": error})
     if record.is_of_batch:
         return identity | _response(record, asked, generation, request)
-    return identity | completion(generation, bool(asked.options.get("logprobs")))
+    line = identity | completion(generation, bool(asked.options.get("logprobs")))
+    return line | (_answer(asked, generation, request) if asked.is_chat else {})
 
 
 def completion(out: Generation, logprobs: bool) -> Body:
@@ -258,6 +266,13 @@ def completion(out: Generation, logprobs: bool) -> Body:
     if logprobs and out.logprobs is not None:
         completion["logprobs"] = out.logprobs[0, :length].tolist()
     return completion
+
+
+def _answer(asked: Asked, generation: Generation, request: Keywords) -> Body:
+    """Returns the text of a chat without its calls of tools and without thoughts before a text of a grammar."""
+    message = Writer(asked, "", request["tokenizer"], "").whole([generation])["choices"][0]["message"]
+    calls = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
+    return {"text": message["content"] or "", **calls}
 
 
 def is_line_of(identity: Body, line: bytes) -> bool:

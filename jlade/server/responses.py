@@ -11,8 +11,8 @@ from jlade.engine.scoring import PromptLogProbs
 from jlade.generation import text as text_lib
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
-from jlade.server import fields
-from jlade.server.calls import Arguments, Called, CallReader, Content, Part, gather
+from jlade.server import calls, fields, thoughts
+from jlade.server.calls import Arguments, Called, Content, Part, gather
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked
 
@@ -170,13 +170,14 @@ class _Choice:
         self._is_chat, self._tokenizer = asked.is_chat, tokenizer
         self._ends, self._shown = asked.options["eos_ids"], asked.shown
         stop = asked.options["stop"]
-        # Special tokens, which the text of calls has, are no part of a text that keeps the token which ends it.
-        self._keeps_end = asked.shown.stop and asked.tools is None
-        self._of_text = Detokenizer(tokenizer, stop, asked.tools is not None, asked.shown.stop)
-        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=asked.shown.stop)
+        self._reader = calls.reader(asked)
+        # Special tokens, which a text that is read further has, are no part of one that keeps the token which ends it.
+        self._keeps_end = asked.shown.stop and self._reader is None
+        names = thoughts.NAMES if asked.is_chat else ()
+        self._of_text = Detokenizer(tokenizer, stop, self._reader is not None, asked.shown.stop, names)
+        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=asked.shown.stop, names=names)
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
-        self._calls = None if asked.tools is None else CallReader(*asked.tools)
         self._num_calls = 0
         self.num_tokens = 0  # of the pieces so far
 
@@ -186,26 +187,28 @@ class _Choice:
 
     def text(self, piece: Piece) -> str:
         """Returns the text of a piece, by default without that of the token that ends it."""
-        return self._feed(self._of_text, piece.tokens.tolist(), piece.generation is not None)
+        return self._feed(self._of_text, piece.tokens.tolist(), piece.generation)
 
-    def _feed(self, detokenizer: Detokenizer, tokens: list[int], is_last: bool) -> str:
+    def _feed(self, detokenizer: Detokenizer, tokens: list[int], generation: Generation | None) -> str:
+        """Returns the text of tokens, the last ones if they come with the result."""
         own = tokens[:-1] if tokens and tokens[-1] in self._ends and not self._keeps_end else tokens
-        return detokenizer.feed(own, last=is_last)
+        cuts = generation is not None and generation.finish_reason[0] == "stop"
+        return detokenizer.feed(own, last=generation is not None, cuts=cuts)
 
     def message(self, text: str) -> Body:
         """Returns the message of a whole answer."""
-        content, calls = (text, []) if self._calls is None else gather(self._calls.feed(text, last=True))
-        self._num_calls = len(calls)
+        content, found = (text, []) if self._reader is None else gather(self._reader.feed(text, last=True))
+        self._num_calls = len(found)
         message: Body = {"role": "assistant", "content": content, "refusal": None}
-        if not calls:
+        if not found:
             return message
-        return message | {"content": content or None, "tool_calls": [_call(function) for function in calls]}
+        return message | {"content": content or None, "tool_calls": [_call(function) for function in found]}
 
     def parts(self, text: str, is_last: bool) -> list[Part]:
         """Returns the contents and the parts of calls in the text of a piece."""
-        if self._calls is None:
+        if self._reader is None:
             return [Content(text)] if text else []
-        return list(self._calls.feed(text, is_last))
+        return list(self._reader.feed(text, is_last))
 
     def deltas(self, text: str, is_last: bool) -> list[Body]:
         """Returns the deltas of a piece of a chat."""
@@ -310,8 +313,8 @@ class _Choice:
         steps, begin = [], 0
         for number in piece.accepted.tolist():
             end = begin + number
-            is_last = piece.generation is not None and end == len(piece.tokens)
-            text = self._feed(self._of_steps, piece.tokens[begin:end].tolist(), is_last)
+            generation = piece.generation if end == len(piece.tokens) else None
+            text = self._feed(self._of_steps, piece.tokens[begin:end].tolist(), generation)
             steps.append({"tokens": number, "text": text})
             begin = end
         return steps

@@ -29,6 +29,10 @@ class Asked(NamedTuple):
         with self.errors():
             return self.make()
 
+    def after(self, end: str) -> "Asked":
+        """Returns the grammar after any text up to `end`, as `Grammar.after` does."""
+        return self._replace(make=lambda: self.make().after(end))
+
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
         """Turns errors of a grammar into a RequestError that names the field."""

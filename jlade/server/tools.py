@@ -8,13 +8,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jlade.constraints import plain, special
+from jlade.constraints import plain
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_schema import APPLIED, Schema
 from jlade.constraints.tags import Field, Tags
 from jlade.server import fields
-from jlade.server.fields import Body
+from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Fields, Form
+from jlade.server.thoughts import Thoughts, end_of_begun
 
 AUTO, NO_TOOLS = "auto", "none"
 ANY_OBJECT: Body = {"type": "object"}
@@ -48,26 +49,29 @@ class Tools:
     must_call: bool
     is_parallel: bool
 
-    def grammar(self, form: Form) -> Grammar:
+    def grammar(self, form: Form, thoughts: Thoughts = ()) -> Grammar:
         """Returns the grammar of the answer.
+
+        Args:
+          form: of the calls.
+          thoughts: with which the answer may begin. If it has to call, it has only those that the prompt has begun.
 
         Raises:
           ValueError: the schema of a strict tool is wrong or not supported; names the tool.
         """
-        return Grammar.tags(
+        grammar = Grammar.tags(
             Tags(
                 [(tool.name + form.middle, _content(tool, form.fields), "") for tool in self.tools],
-                opening=self.opening(form),
+                opening=form.opening,
                 closing=form.closing,
                 between=form.between if self.is_parallel else None,
                 triggers=() if self.must_call else (form.trigger,),
                 most=None if self.is_parallel else 1,
+                thoughts=() if self.must_call else thoughts,
             )
         )
-
-    def opening(self, form: Form) -> str:
-        """Returns the text before the first name of a block."""
-        return form.thoughts + form.opening if self.must_call else form.opening
+        end = end_of_begun(thoughts) if self.must_call else None
+        return grammar if end is None else grammar.after(end)
 
 
 def _content(tool: Tool, form: Fields | None) -> Schema | Sequence[Field]:
@@ -103,7 +107,7 @@ def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *loos
     Raises:
       ValueError: it has none, and the tool is strict; names the tool and `path`.
     """
-    end = None if form is None else special.encode(form.end)
+    end = None if form is None else form.end
     if reason := _refusal(json.dumps(schema), end):
         _lose(tool, path + reason)
         return next(each for each in looser if not _refusal(json.dumps(each), end))
@@ -111,13 +115,13 @@ def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *loos
 
 
 @functools.lru_cache(maxsize=1024)
-def _refusal(schema: str, end: bytes | None) -> str | None:
+def _refusal(schema: str, end: str | None) -> str | None:
     """Returns why a schema has no grammar, None if it has one: in JSON, or in plain text before `end`."""
     try:
         Grammar.json_schema(schema)
         if end is not None:
             plain.parse(json.loads(schema), end)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return str(error)
     return None
 
@@ -211,11 +215,29 @@ def read_calls(path: str, calls: Any) -> list[Body]:
 
 def _call(path: str, call: Any) -> Body:
     match call:
-        case {"function": {"name": str(name), "arguments": str(arguments)}}:
-            name, parsed = fields.text(f"{path}.function.name", name), fields.parse(arguments.encode(), "arguments")
-        case {"function": {"name": str(name), "arguments": dict(parsed)}}:
-            pass
-        case _:
-            raise fields.refused(path, call, 'a call {"function": {"name": ..., "arguments": ...}}')
-    function = {"name": name, "arguments": parsed}
-    return {"id": str(call.get("id", "")), "type": "function", "function": function}
+        case {"function": {"name": name} as function}:
+            path = f"{path}.function"
+            read = {
+                "name": fields.text(f"{path}.name", name),
+                "arguments": read_arguments(f"{path}.arguments", function.get("arguments")),
+            }
+            return {"id": str(call.get("id", "")), "type": "function", "function": read}
+    raise fields.refused(path, call, 'a call {"function": {"name": ..., "arguments": ...}}')
+
+
+def read_arguments(path: str, arguments: Any) -> Body:
+    """Returns the arguments of an earlier call, which may have been cut off, or may have had none.
+
+    Raises:
+      RequestError: the field at `path` is neither an object nor a string.
+    """
+    if arguments is None or isinstance(arguments, dict):
+        return arguments or {}
+    text = fields.text(path, arguments)
+    if text.strip() in ("", "null"):
+        return {}
+    try:
+        return fields.parse(text.encode(), "the text")
+    except RequestError as error:
+        log.warning("%s is taken as {}: %s", path, error)
+        return {}

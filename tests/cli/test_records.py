@@ -1,9 +1,11 @@
 """`jlade generate` of records: each has the text of `jlade.generate` alone with its options and its key."""
 
+import dataclasses
 import json
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -11,6 +13,8 @@ from openai.types.chat import ChatCompletion
 import jlade
 from jlade import SamplingConfig, cli
 from jlade.generation import chat_template
+from jlade.server import records
+from tests.server import json_chat
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": "def f("}]
@@ -155,6 +159,32 @@ def test_wrong_records_are_reported_before_anything_is_decoded(record, message, 
     error = refused(["generate", "a.jsonl"])
     assert error.startswith("jlade generate: error: a.jsonl:3: ")
     assert message in error
+
+
+def test_calls_of_tools(tmp_path):
+    json_chat.chat_template().tokenizer.save_pretrained(tmp_path)
+    options = dict.fromkeys(("max_new_tokens", "stop", "logprobs", "grammar")) | {"min_new_tokens": 0}
+    request = options | {"tokenizer": json_chat.TOKENIZER, "sampling": SamplingConfig()}
+    config = dataclasses.replace(json_chat.PARAMS.config, eos_ids=(json_chat.EOS,))
+    params = dataclasses.replace(json_chat.PARAMS, config=config)
+    reader = records.Reader(params, request, lambda: tmp_path, 512)
+    tool = {"type": "function", "function": {"name": "f"}}
+    values = {"messages": HELLO, "tools": [tool], "tool_choice": "required", "stop": "f"}
+    ids = json_chat.TOKENIZER.encode('\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>').ids
+    record = records.Record("a.jsonl:1", json.dumps(values))
+    _, own, asked = reader.read(record)
+    assert own["stop"] == []
+    assert own["grammar"].automaton.accepts(json_chat.TOKENIZER.decode(ids).encode())
+    figures = {"lengths": np.array([len(ids)]), "steps": np.array([len(ids)]), "accepted": np.ones((1, len(ids)), int)}
+    names = ("logprobs", "processed_logprobs", "top_tokens", "top_logprobs", "statistics", "state")
+    texts = {"tokens": np.array([ids]), "text": ("f",), "finish_reason": ("eos",)}
+    line = records.result(record, {}, request, asked, jlade.Generation(**texts, **figures, **dict.fromkeys(names)))
+    (call,) = line["tool_calls"]
+    assert (line["text"], call["function"]) == ("", {"name": "f", "arguments": '{"a": 1}'})
+
+    wrong = records.Record("a.jsonl:1", json.dumps(values | {"tool_choice": "auto"}))
+    with pytest.raises(ValueError, match=r"a.jsonl:1: stop must be empty beside tools.* got \['f'\]"):
+        reader.read(wrong)
 
 
 def test_an_empty_file(refused):

@@ -23,7 +23,6 @@ from jlade.server.items import Store
 from jlade.server.responses import one_piece
 from tests.server import json_chat
 from tests.server.conftest import READER, running
-from tests.server.test_app import error_of
 from tests.server.test_structured import BIAS, SCHEMA, Shirt
 from tests.server.tiny_chat import alone
 
@@ -341,8 +340,8 @@ def test_a_call_that_is_cut_off_is_incomplete(shop):
     call = last["output"][-1]
     assert (last["status"], call["type"], call["status"]) == ("incomplete", "function_call", "incomplete")
     assert replayed(found) == last["output"]
-    after = shop.client.post(RESPONSES, json={"input": "b", "previous_response_id": last["id"]})
-    assert "whose last call is not cut off" in error_of(after, 400)["message"]
+    body = {"input": "b", "previous_response_id": last["id"], "max_output_tokens": 4}
+    assert shop.client.post(RESPONSES, json=body).status_code == 200, "the arguments are taken as {}"
 
 
 def test_the_client_gets_objects(shop):
@@ -393,8 +392,7 @@ def test_an_error_in_a_stream_is_an_event(engine):
         ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type", "must be message, function_call or"),
         ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0].type", "got 'item_reference'"),
         ({"input": [OUTPUT]}, "input[0].call_id", "must be that of an earlier function_call, got 'c1'"),
-        ({"input": [CALL | {"arguments": "{"}]}, None, "input[0].arguments is not JSON"),
-        ({"input": [CALL | {"arguments": None}]}, "input[0].arguments", "must be a string"),
+        ({"input": [CALL | {"arguments": [3]}]}, "input[0].arguments", "must be a string"),
         ({"input": "ab", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be an integer from 1"),
         ({"input": "ab", "max_tokens": 3}, "max_tokens", "max_tokens=3 is not supported"),
         ({"input": "ab", "temperature": -1}, "temperature", "from 0 to 100"),

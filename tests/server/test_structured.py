@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import random
+import re
 from typing import Literal
 
+import numpy as np
 import openai
 import pydantic
 import pytest
@@ -12,10 +14,13 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.constraints.grammar import Grammar
-from jlade.server import calls, structured, tools
+from jlade.constraints.special import MARK, encode, special
+from jlade.constraints.tags import Tags
+from jlade.server import calls, items, structured, tools
 from jlade.server.calls import CallReader
 from jlade.server.fields import RequestError
 from jlade.server.forms import Form
+from jlade.server.responses import Writer, one_piece
 from jlade.server.tools import Tool, Tools
 from tests.server import json_chat
 from tests.server.conftest import running
@@ -213,6 +218,156 @@ def test_calls_are_read_in_any_pieces(text):
         assert (content, [(call["name"], call["arguments"]) for call in found]) == TEXTS[text]
 
 
+def thinking(mark="<think>"):
+    """Returns a reader of bodies of a model with special tokens for thoughts, whose prompts end with `mark`."""
+    made = json_chat.chat_template(json_chat.HERMES + mark)
+    made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
+    tokenizer = made.tokenizer.backend_tokenizer
+    size = tokenizer.get_vocab_size()
+    return dataclasses.replace(json_chat.READER, tokenizer=tokenizer, chat_template=made, vocab_size=size)
+
+
+def written(reader, body, text, reason="eos"):
+    """Returns the message of an answer and the content of its chunks."""
+    ids = [*reader.tokenizer.encode(text).ids, *([json_chat.EOS] if reason == "eos" else [])]
+    result = jlade.Generation(
+        tokens=np.array([ids]),
+        lengths=np.array([len(ids)]),
+        steps=np.array([len(ids)]),
+        accepted=np.ones((1, len(ids)), int),
+        finish_reason=(reason,),
+        text=("",),
+        **dict.fromkeys(("logprobs", "processed_logprobs", "top_tokens", "top_logprobs", "statistics", "state")),
+    )
+    asked = reader.chat(body)
+    message = Writer(asked, "m", reader.tokenizer, "i").whole([result])["choices"][0]["message"]
+    writer, piece, streamed = Writer(asked, "m", reader.tokenizer, "i"), one_piece(result), ""
+    for place, token in enumerate(ids, start=1):
+        last = result if place == len(ids) else None
+        one = dataclasses.replace(piece, tokens=np.array([token]), accepted=np.array([1]), generation=last)
+        streamed += "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in writer.chunks(0, one))
+    return message, streamed
+
+
+OBJECT = '{"size": "small"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        ({"response_format": {"type": "json_object"}}, OBJECT),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA}}}, OBJECT),
+        ({"guided_choice": ["red", " blue"]}, " blue"),
+        ({"guided_regex": "(ab)+"}, "abab"),
+        ({"grammar": 'root ::= "a"+'}, "aa"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("begin", "thought"),
+    [
+        ("<think>\n", "hm, {}\n</think>\n\n"),
+        ("<think>", "</think>"),
+        ("[THINK]", f"hm [/think]{special('[/THINK]')}\n"),
+        ("<think>\n\n</think>\n\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_structured_answer_comes_after_the_thought_that_the_prompt_begins(body, answer, begin, thought):
+    reader, body = thinking(begin), body | {"messages": QUESTION}
+    found = reader.chat(body).grammar.grammar().automaton
+    assert found.accepts(encode(thought + answer))
+    assert found.accepts(encode(answer)) is (not thought)
+    assert found.accepts(encode(thought + thought + answer)) is (not thought)
+    message, streamed = written(reader, body, (thought + answer).replace(MARK, ""))
+    assert message["content"] == streamed == answer
+    if thought:
+        message, streamed = written(reader, body, thought[:2], "length")
+        assert message["content"] == streamed == ""
+
+
+def test_special_tokens_show_where_thoughts_end():
+    reader, text = thinking(""), "[THINK]hm[/THINK]hello[ARGS]"
+    message, streamed = written(reader, {"messages": QUESTION}, text)
+    assert message["content"] == streamed == "[THINK]hm[/THINK]hello"
+    body = {"messages": QUESTION, "tools": [tool("f")]}
+    automaton = reader.chat(body).grammar.grammar().automaton
+    assert automaton.accepts(encode(f"{special('[THINK]')}hm{special('[/THINK]')}hello"))
+    message, streamed = written(reader, body, "[THINK]hm[/THINK]hello")
+    assert message["content"] == streamed == "[THINK]hm[/THINK]hello"
+
+
+def test_a_stop_string_within_a_call_that_the_limit_cuts_off_is_kept():
+    body = {"messages": QUESTION, "tools": [tool("f")], "stop": ["m"]}
+    message, _ = written(json_chat.READER, body, '\n<tool_call>\n{"name": "f", "arguments": {"size": "sm', "length")
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"size": "sm'
+
+
+@pytest.mark.parametrize("given", ["", " ", "null", None, {}, '{"a":', "[1]", "7", '{"a": NaN}', '{"a": 1}', {"a": 1}])
+def test_arguments_of_earlier_calls(given, caplog):
+    call = {"function": {"name": "f", "arguments": given}}
+    (read,) = tools.read_calls("messages[1].tool_calls", [call])
+    assert read["function"]["arguments"] == ({"a": 1} if given in ('{"a": 1}', {"a": 1}) else {})
+    is_wrong = given in ('{"a":', "[1]", "7", '{"a": NaN}')
+    assert ("messages[1].tool_calls[0].function.arguments is taken as {}" in caplog.text) is is_wrong
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        ({"function": {"name": "f", "arguments": [1]}}, "messages[1].tool_calls[0].function.arguments"),
+        ({"function": {"name": "f", "arguments": "\ud800"}}, "messages[1].tool_calls[0].function.arguments"),
+        ({"function": {"name": 3}}, "messages[1].tool_calls[0].function.name"),
+        ({"function": {"arguments": "{}"}}, "messages[1].tool_calls[0]"),
+    ],
+)
+def test_wrong_earlier_calls(call, param):
+    messages = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(RequestError, match=re.escape(f"{param} must be")) as error:
+        json_chat.READER.chat({"messages": messages})
+    assert error.value.body["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "named"),
+    [
+        (
+            {"guided_choice": ["a"]},
+            "min_new_tokens=8 is not possible: a text of the grammar may have to end after 1 tokens",
+            ("min_tokens", "min_tokens=8 is not possible: a text of the grammar may have to end after 1 tokens"),
+        ),
+        (
+            {},
+            "min_new_tokens must be at most max_new_tokens=3, got 8",
+            ("min_tokens", "min_tokens must be at most max_tokens=3, got 8"),
+        ),
+        ({"tools": [tool("f")]}, "grammar must have a table", ("tools", "tools must have a table")),
+        ({}, "a wrong request", (None, "a wrong request")),
+    ],
+)
+def test_errors_of_the_engine_name_the_fields_of_the_body(body, message, named):
+    for asked, names in (
+        (json_chat.READER.chat({"messages": QUESTION} | body), {}),
+        (items.read(json_chat.READER, items.Store(), {"input": "a"} | of_items(body)), {"max_": "max_output_"}),
+    ):
+        error = asked.refusal(message).body["error"]
+        expected = named[1].replace("max_", names.get("max_", "max_"))
+        assert (error["param"], error["message"]) == (named[0], expected)
+
+
+def of_items(body):
+    """Returns a body of `/v1/responses` with the tools of a chat."""
+    if "tools" not in body:
+        return body
+    return body | {"tools": [{"type": "function"} | each["function"] for each in body["tools"]]}
+
+
+@pytest.mark.parametrize("asking", [{"guided_choice": ["a"]}, {"tools": [tool("f")]}])
+def test_a_grammar_needs_an_end_token(asking):
+    with pytest.raises(RequestError, match=f"ignore_eos must be left out beside {next(iter(asking))}") as error:
+        json_chat.READER.chat({"messages": QUESTION, "ignore_eos": True} | asking)
+    assert error.value.body["error"]["param"] == "ignore_eos"
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -310,6 +465,32 @@ def test_an_answer_may_use_no_tool(client):
     assert "<tool_call>" not in (answer.message.content or "")
     assert (answer.finish_reason == "tool_calls") == bool(answer.message.tool_calls)
     assert asked(client, tools=[tool("show")], tool_choice="none").choices[0].message.tool_calls is None
+
+
+def test_stop_strings_end_no_call(client):
+    options = {"tools": [tool("buy", strict=True)], "parallel_tool_calls": False}
+    answer = asked(client, tool_choice="required", stop=["a", "s", '"', "<", "}", "\n"], **options).choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls"
+    assert json.loads(call.function.arguments)["size"] in ("small", "large")
+
+    whole = asked(client, **options).choices[0].message.content
+    end = next(each for each in whole[4:] if each.isascii())
+    answer = asked(client, stop=[end], **options).choices[0]
+    assert (answer.message.content, answer.finish_reason) == (whole.partition(end)[0], "stop")
+
+
+def test_the_client_is_told_its_own_fields(client):
+    with pytest.raises(openai.BadRequestError, match="- min_tokens=8 is not possible") as error:
+        asked(client, extra_body={"guided_choice": ["a"], "min_tokens": 8})
+    assert error.value.param == "min_tokens"
+
+
+def test_no_stop_string_is_beside_tags_on_the_device():
+    grammar = Grammar.tags(Tags([("<a>", SCHEMA, "</a>")], triggers=["<a>"]))
+    for each in (grammar, grammar.after("</think>")):
+        with pytest.raises(ValueError, match="stop must be empty beside a grammar of tags"):
+            jlade.generate(json_chat.PARAMS, "a", tokenizer=json_chat.TOKENIZER, grammar=each, stop="b", eos_ids=3)
 
 
 def test_two_grammars_and_wrong_schemas_are_refused(client):

@@ -93,7 +93,7 @@ SHOP = {
 }
 SHOPS = {"type": "function", "function": {"name": "shops", "parameters": {"additionalProperties": False}}}
 CALLS = [
-    [("shop", {"text": 'a "quoted"\n  <b>text</b>\n</parameter> of {é}, \\ and \'', "number": -3})],
+    [("shop", {"text": 'a "quoted"\n  <b>text</b>\n</param> of {é}, \\ and \'\n', "number": -3})],
     [("shop", {"text": "7", "either": "7", "list": ["small", "large"]}), ("shops", {}), ("shop", {"text": ""})],
     [("shops", {})],
     [("shop", {"text": "null", "either": None}), ("shop", {"text": "\n", "either": True})],
@@ -129,9 +129,9 @@ def test_the_form_of_a_template(name):
     assert form(name) == FORMS[name]
 
 
-def read(asked, form, text, seed=None):
+def read(asked, form, text, seed=None, thoughts=()):
     """Returns the content and the calls of an answer, whole or in random pieces."""
-    reader, parts, chance = CallReader(form, asked), [], random.Random(seed)
+    reader, parts, chance = CallReader(form, asked, thoughts), [], random.Random(seed)
     while text and seed is not None:
         length = chance.randint(1, 1 + seed)
         parts += reader.feed(text[:length])
@@ -202,6 +202,29 @@ def test_values_are_those_of_the_schema():
         assert accepts(grammar, text) is is_accepted, fields
 
 
+def test_a_value_ends_with_its_tag():
+    """Without the line break before it too, which models leave out."""
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}}
+    asked = tools.read({"tools": [{"type": "function", "function": function}]})
+    grammar, begin = asked.grammar(QWEN), "<tool_call>\n<function=f>\n<parameter=a>\n"
+    for text, value in (
+        ("value</parameter>\n", "value"),
+        ("value\n</parameter>\n", "value"),
+        ("value\n\n</parameter>\n", "value\n"),
+        ("</parameter>\n", ""),
+        ("a</param\n</parameter>\n<parameter=b>\n7\n</parameter>\n", "a</param"),
+    ):
+        call = f"{begin}{text}</function>\n</tool_call>"
+        assert accepts(grammar, call), call
+        for seed in (None, 0, 1, 3, 10, 30):
+            content, found = read(asked, QWEN, f"{call}\n{call}", seed)
+            assert content == ""
+            assert [json.loads(arguments)["a"] for _, arguments in found] == [value, value]
+    assert not accepts(grammar, f"{begin}a</parameter>b\n</parameter>\n</function>\n</tool_call>")
+    number = "<parameter=b>\n7</parameter>\n"
+    assert not accepts(grammar, f"{begin}a\n</parameter>\n{number}</function>\n</tool_call>"), "it goes on otherwise"
+
+
 def test_another_reader_finds_the_same_calls():
     chat_parsing = pytest.importorskip("transformers.utils.chat_parsing")
     made = [("shop", {"text": 'a "b"\n<c>', "number": 3, "list": ["large"]}), ("shops", {}), ("shop", {"text": "7"})]
@@ -226,13 +249,39 @@ def test_thoughts_that_the_prompt_begins():
     template = TEMPLATES["qwen"].replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n")
     template = template.replace("'assistant:'", "'assistant:<think>\n'")
     found = Form.of(json_chat.chat_template(template), [json_chat.END])
-    assert found == dataclasses.replace(QWEN, thoughts="\n</think>\n\n")
-    call = rendered("qwen", CALLS[2])
+    assert found == QWEN
+    call, begun = rendered("qwen", CALLS[2]), [("", "</think>")]
     must, may = (tools.read({"tools": [SHOPS], "tool_choice": choice}) for choice in ("required", "auto"))
-    assert accepts(must.grammar(found), found.thoughts + call)
-    assert not accepts(must.grammar(found), call)
-    assert read(must, found, found.thoughts + call) == ("", [("shops", "{}")])
-    assert read(may, found, "so\n</think>\n\n" + call) == ("so\n</think>\n\n", [("shops", "{}")])
+    for thought in ("\n</think>\n\n", f"so {call}, or <tool_call>?\n</think>\n\n", "</think>"):
+        for asked in (must, may):
+            assert accepts(asked.grammar(QWEN, begun), thought + call)
+            for seed in (None, 0, 1, 3, 10, 30):
+                assert read(asked, QWEN, thought + call, seed, begun) == (thought, [("shops", "{}")])
+    assert not accepts(must.grammar(QWEN, begun), call)
+    assert not accepts(must.grammar(QWEN, begun), "</think>")
+    assert accepts(may.grammar(QWEN, begun), call), "a thought that is cut off"
+    assert read(may, QWEN, call, None, begun) == (call, [])
+
+
+THINK = [special("[THINK]"), special("[/THINK]")]
+
+
+@pytest.mark.parametrize(("begin", "end"), [("<think>", "</think>"), (" \n<think>", "</think>"), THINK])
+def test_thoughts_that_an_answer_begins(begin, end):
+    marks = [("<think>", "</think>"), tuple(THINK)]
+    may, call = tools.read({"tools": [SHOPS]}), rendered("qwen", CALLS[2])
+    thought, shown = f"{begin}maybe {call} <tool_call>{end}", f"{begin}maybe {call} <tool_call>{end}".replace(MARK, "")
+    for text, content, made in (
+        (thought + "\n\nHi", shown + "\n\nHi", []),
+        (thought + "\n\n" + call, shown + "\n\n", [("shops", "{}")]),
+        (thought[: -len(end)], shown[: -len(end.replace(MARK, ""))], []),  # its end is cut off
+        (f"So <think> {call}", "So <think> ", [("shops", "{}")]),  # only the beginning of an answer begins thoughts
+    ):
+        assert accepts(may.grammar(QWEN, marks), text), text
+        for seed in (None, 0, 1, 3, 10, 30):
+            assert read(may, QWEN, text, seed, marks) == (content, made)
+    assert not accepts(may.grammar(QWEN, marks), thought + "<tool_call>")
+    assert not accepts(may.grammar(QWEN, marks), f"{begin}{call}{end}<tool_call>{call}")
 
 
 @pytest.mark.parametrize(
