@@ -8,6 +8,7 @@ import glob
 import pathlib
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from jlade.conversion import hf_config
 from jlade.conversion.gguf_architectures import architecture_of
@@ -140,6 +141,7 @@ def _explained(neither: str) -> Iterator[None]:
     """Makes errors of huggingface_hub in the block a ValueError that begins with what the argument must be."""
     from huggingface_hub import errors
 
+    of_library: Any = errors.HfHubHTTPError.__bases__  # those of its HTTP library, which depends on the version
     try:
         yield
     except errors.HFValidationError as error:
@@ -149,6 +151,5 @@ def _explained(neither: str) -> Iterator[None]:
             f"{neither}. It is no local directory and not in the cache, and the Hub cannot be reached or "
             f"HF_HUB_OFFLINE is set: {error}"
         ) from error
-    # The bases are those of its HTTP library, which depends on the version; a RuntimeError is hf_xet's.
-    except (*errors.HfHubHTTPError.__bases__, OSError, RuntimeError) as error:
+    except (*of_library, OSError, RuntimeError) as error:  # the last is hf_xet's
         raise ValueError(f"{neither}. The Hub reports: {error}") from error
