@@ -177,6 +177,7 @@ DENSE: dict[str, Family] = {
         only=_IS_GELU,
         tensors=_NORM_BEFORE_MLP,
         elsewhere=dict.fromkeys((*_CAPS.values(), *_QUERY_SCALE.values())),
+        ignored=("sliding_window_pattern",),
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
@@ -256,6 +257,7 @@ DENSE: dict[str, Family] = {
         fixed={"activation": "gelu", "norm": "layer", "norm_bias": True, "parallel_norm": True}
         | {"mlp_bias": True, "gated_mlp": False},
         only={"hidden_act": ("gelu",)},
+        ignored=("num_key_value_heads",),
         tensors={
             "query": "attention.q_proj.weight",
             "key": "attention.k_proj.weight",
@@ -354,6 +356,7 @@ DENSE: dict[str, Family] = {
         keys=ATTENTION_BIAS,
         fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
         rotary="type",
+        ignored=("sliding_window_pattern",),
     ),
     "granite": Family(
         "GraniteForCausalLM",
@@ -523,6 +526,7 @@ DENSE: dict[str, Family] = {
             "mlp_bias": False,
         },
         keys={"mlp_bias": "mlp_bias"},
+        ignored=("sliding_window_pattern",),
     ),
     "ministral": Family("MinistralForCausalLM", LISTED | {"num_key_value_heads": 8, "max_position_embeddings": 131072}),
     "ministral3": Family(

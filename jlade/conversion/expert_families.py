@@ -546,6 +546,7 @@ MIXTURES: dict[str, Family] = {
         },
         expert_layout="interleaved",
         without_effect=("experts_per_token", "initial_context_length"),
+        ignored=("sliding_window_pattern",),
     ),
     "llama4_text": Family(
         "Llama4ForCausalLM",

@@ -65,6 +65,7 @@ class Family:
         "either" where joined tensors in files are "columns" if their shape says so, else "rows" (Qwen3-VL).
       elsewhere: keys that change the output, with the one value besides null and {} that does not: families that do not
         read them refuse all others.
+      ignored: keys in `reads` that transformers ignores in config.json of this family: the default holds.
       without_effect: keys that change no output, of any family.
       other_names: of the `model_type`, in checkpoints with code of their own that is the family's.
       of_parts: classes of the models with other parts whose text part is of this family, by their `model_type`.
@@ -92,6 +93,7 @@ class Family:
     unread: tuple[str, ...] = ()
     expert_layout: str = "rows"
     elsewhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
     other_names: tuple[str, ...] = ()
     of_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh
 
-from jlade.conversion.gguf_config import read_config, unknown_keys
+from jlade.conversion.gguf_config import generation_config, read_config, unknown_keys
 from jlade.conversion.gguf_header import parts_of, read_header
 from jlade.conversion.gguf_tokenizer import BOS, read_tokenizer, tokenizer_config
 from jlade.conversion.gguf_weights import check_tensors, unfolded, write_index
@@ -24,7 +24,7 @@ from jlade.conversion.weight_files import stamp_of
 from jlade.files import cache_directory, written_whole
 from jlade.models.llama import LlamaParams
 
-FORMAT = 2  # of the directories; another one makes them again
+FORMAT = 3  # of the directories; another one makes them again
 
 
 def load_gguf(
@@ -98,11 +98,12 @@ def _read(file: pathlib.Path) -> Callable[[pathlib.Path], None]:
     tokenizer = read_tokenizer(values, config.vocab_size)
     # `read_config` of the directory warns of unknown keys, or refuses them.
     content = to_hf(config, "float32") | {"bos_token_id": values.get(BOS)} | unknown_keys(values)
+    generation = {"eos_token_id": content["eos_token_id"]} | generation_config(values, config)
 
     def write(directory: pathlib.Path) -> None:
         directory.mkdir()
         write_json(directory / "config.json", content)
-        write_json(directory / "generation_config.json", {"eos_token_id": content["eos_token_id"]})
+        write_json(directory / "generation_config.json", generation)
         write_index(index, directory)
         if tokenizer is not None:
             tokenizer.save(os.fspath(directory / "tokenizer.json"))

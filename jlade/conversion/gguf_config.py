@@ -38,7 +38,7 @@ _READ = {
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
-    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_attn_factor",  # without effect, as in llama.cpp
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_ext_factor",
@@ -62,7 +62,29 @@ _ONLY_VALUES: dict[str, Any] = {
     "rope.scaling.yarn_log_multiplier": 0.0,
     "use_parallel_residual": False,
 }
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+# Names of tokens that end a text in llama.cpp (llama_vocab::impl::load), whatever the keys and the types say.
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<eos>",
+    "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<\uff5cend▁of▁sentence\uff5c>", "<end_of_utterance>", "<|return|>",
+    "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "[e~[",
+)  # fmt: skip
+# The tokens of fill-in-the-middle that end a text too: the one with a key, else the first with a name.
+_MIDDLE_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+# With a token of each, "<|end|>" ends one of several messages.
+_CALL_ENDS, _OTHER_ENDS = {"<|call|>", "<|calls|>"}, {"<|return|>", "<|flush|>"}
+SAMPLING = "general.sampling."
+# Of the settings of sampling, the key of generation_config.json.
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[str, np.ndarray]) -> LlamaConfig:
@@ -147,19 +169,42 @@ def _read_heads(values: Values, prefix: str, is_partial: bool) -> dict[str, Any]
     }
 
 
+def generation_config(values: Values, config: LlamaConfig) -> dict[str, Any]:
+    """Returns the content of generation_config.json, with unknown settings of sampling under their own keys."""
+    found = {key: value for key, value in values.values.items() if key.startswith(SAMPLING)}
+    content = {name: found.pop(SAMPLING + key) for key, name in _SAMPLING.items() if SAMPLING + key in found}
+    if content.get("temperature") == 0:
+        content["do_sample"] = False
+        del content["temperature"]
+    elif content.keys() - {"repetition_penalty"}:  # a file does not say whether to sample
+        content["do_sample"] = True
+    suppressed = values.get("tokenizer.ggml.suppress_tokens") or []
+    if not isinstance(suppressed, list) or not all(isinstance(token_id, int) for token_id in suppressed):
+        raise ValueError(f"{values.file}: tokenizer.ggml.suppress_tokens must be an array of integers")
+    if inside := [token_id for token_id in suppressed if 0 <= token_id < config.vocab_size]:
+        content["suppress_tokens"] = inside
+    return content | found
+
+
 def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
-    """Returns the tokens that end a text, a turn or a message. That of a turn is known by its name, if not by a key."""
+    """Returns the tokens that end a text, a turn or a message, by the keys of a file and by their names."""
+    tokens = values.get("tokenizer.ggml.tokens")
+    names = _ENDS + tuple(name for names in _MIDDLE_ENDS.values() for name in names)
+    present = set(names).intersection(tokens[:vocab_size] if isinstance(tokens, list) else ())
+    named = {name: tokens.index(name) for name in names if name in present}
     ids: dict[int, None] = {}
-    for name in ("eos", "eot", "eom"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        token_id = values.get(key)
+    for kind in ("eos", "eot", "eom", *_MIDDLE_ENDS):
+        key = f"tokenizer.ggml.{kind}_token_id"
+        token_id = values.get(key, next((named[name] for name in _MIDDLE_ENDS.get(kind, ()) if name in named), None))
         if token_id is not None:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
                 raise ValueError(f"{values.file}: {key} must be a token id below {vocab_size}, got {token_id!r}")
             ids[token_id] = None
-    tokens = values.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and values.get("tokenizer.ggml.eot_token_id") is None:  # which is seldom written
-        ids |= {tokens.index(token): None for token in _TURN_ENDS if token in tokens}
+    if values.get("tokenizer.ggml.eos_token_id") is not None:
+        named.pop("</s>", None)  # in Gemma's vocabulary a tag of HTML
+    ids |= {named[name]: None for name in _ENDS if name in named}
+    if named.keys() & _CALL_ENDS and named.keys() & _OTHER_ENDS:
+        ids.pop(named.get("<|end|>", -1), None)
     return tuple(ids)
 
 
@@ -189,7 +234,6 @@ def _scaling_of_keys(values: Values, prefix: str) -> Scaling | None:
     factor = values.get(f"{prefix}rope.scaling.factor") or values.get(f"{prefix}rope.scale_linear") or 1.0
     factor = Values(values.file, {f"{prefix}rope.scaling.factor": factor}).number(f"{prefix}rope.scaling.factor")
     attention_factor = values.number(f"{prefix}rope.scaling.attn_factor", 1.0)
-    attention_factor *= values.number(f"{prefix}rope.scaling.yarn_attn_factor", 1.0)
     if kind == "yarn":
         if (mix := values.get(f"{prefix}rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
             raise ValueError(f"{values.file}: {prefix}rope.scaling.yarn_ext_factor is {mix!r}; supported is 1.0")

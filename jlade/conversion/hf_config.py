@@ -102,7 +102,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
         raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *sorted([*OTHER_NAMES, *WITH_TEXT])])}")
     raw = _with_own_keys(file, raw, FAMILIES[name])
     check_keys(file, raw, FAMILIES[name], strict)
-    return parse(file, raw, name)
+    return parse(file, {key: value for key, value in raw.items() if key not in FAMILIES[name].ignored}, name)
 
 
 def check_with_ends(file: pathlib.Path, raw: Mapping[str, Any]) -> LlamaConfig:
@@ -172,7 +172,9 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= write_latent(config, family, result.get("rope_scaling"))
     result |= family.written(config)
     result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
-    result = {key: value for key, value in result.items() if family.only.get(key) != (None,)}
+    result = {
+        key: value for key, value in result.items() if family.only.get(key) != (None,) and key not in family.ignored
+    }
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result

@@ -59,6 +59,8 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
         if raw.get(key) not in (None, {}, *values):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
     known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *hf_quantization.KEYS, *WITHOUT_EFFECT}
+    implied = dict(family.reads) | {"num_key_value_heads": raw.get("num_attention_heads")}
+    known -= {key for key in family.ignored if raw.get(key) not in (None, implied[key])}
     unknown = [key for key in raw if key not in known | generation_settings.KEYS and not key.startswith("_")]
     if named := ", ".join(unknown + unread_keys(raw, family.rotary)):
         if strict:

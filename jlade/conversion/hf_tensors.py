@@ -157,7 +157,7 @@ def model_tensors(
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
     expected = {name: file.shape for name, file in in_files.items()} | hf_experts.shapes(config, tensors)
-    tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_no_bias(name, tensors)}
+    tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_empty(name, tensors)}
     check_tensors(tensors, expected, config, directory, strict)
     for name, file in in_files.items():
         found |= zip(file.parts, file.divide(tensors[name]), strict=True)
@@ -235,8 +235,13 @@ def is_beyond(name: str, config: LlamaConfig) -> bool:
     return name.startswith(layers) and number.isdecimal() and int(number) >= config.num_layers
 
 
-def _is_no_bias(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor is a bias of zeros, which AutoGPTQ writes for matrices without one."""
+def _is_empty(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether a tensor has no elements, as those of no shared experts, or is a bias of zeros of a matrix without one.
+
+    AutoGPTQ writes these.
+    """
+    if 0 in tensors[name].shape:
+        return True
     matrix = tensors.get(name.removesuffix("bias") + "weight")
     if not name.endswith(".bias") or not isinstance(matrix, FileMatrix) or tensors[name].dtype not in FLOATS:
         return False

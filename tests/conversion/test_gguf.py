@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jlade
+from jlade import SamplingConfig
 from jlade.conversion import load_gguf
 from jlade.conversion.gguf import unfold
 from jlade.conversion.gguf_weights import TYPES
@@ -103,6 +104,35 @@ def test_the_end_tokens_are_those_of_texts_turns_and_messages(tmp_path):
     assert config_of(tmp_path, changed={"tokenizer.ggml.eos_token_id": None}).eos_ids == ()
 
 
+SAMPLING = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "penalty_repeat": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (SAMPLING, SamplingConfig(0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05)),
+        ({"top_p": 0.5}, SamplingConfig(1.0, top_k=50, top_p=0.5)),  # transformers' defaults
+        ({"temp": 0.0, "top_k": 20, "penalty_repeat": 1.5}, SamplingConfig(repetition_penalty=1.5)),
+        ({"penalty_repeat": 1.5}, SamplingConfig(repetition_penalty=1.5)),
+        ({}, SamplingConfig()),
+    ],
+    ids=str,
+)
+def test_the_sampling_of_a_file_is_the_recommended_one(settings, expected, tmp_path):
+    changed = {f"general.sampling.{key}": value for key, value in settings.items()}
+    assert jlade.load_sampling(write(tmp_path / "model.gguf", changed=changed)) == expected
+
+
+def test_other_settings_of_sampling_are_said_and_tokens_suppressed(tmp_path):
+    changed = {"general.sampling.mirostat": 2, "tokenizer.ggml.suppress_tokens": [3, 5, 1000]}
+    file = write(tmp_path / "model.gguf", changed=changed)
+    assert jlade.load_sampling(file) == SamplingConfig(logit_bias={3: -np.inf, 5: -np.inf})
+    with pytest.warns(UserWarning, match=r"ignored settings of generation.*: general\.sampling\.mirostat$"):
+        load_gguf(file)
+    with pytest.raises(ValueError, match=r"strict=True refuses settings of generation: general\.sampling\.mirostat$"):
+        load_gguf(file, strict=True)
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -113,6 +143,14 @@ def test_the_end_tokens_are_those_of_texts_turns_and_messages(tmp_path):
         (
             {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32},
             YarnScaling(4.0, 32.0, 1.0, 1 + 0.1 * np.log(4.0), 32),
+        ),
+        (  # the converter writes attention_factor of config.json, of which 1 + 0.1 ln 4 is the default
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_attn_factor": 1.1386294},
+            YarnScaling(4.0, 32.0, 1.0, 1 + 0.1 * np.log(4.0), 128),
+        ),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 2.0},
+            YarnScaling(4.0, 32.0, 1.0, 2 * (1 + 0.1 * np.log(4.0)), 128),
         ),
     ],
     ids=str,

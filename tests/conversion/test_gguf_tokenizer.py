@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import pathlib
 import random
 import unicodedata
 
@@ -12,8 +13,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import jlade
-from jlade.conversion import load_gguf
+from jlade.conversion import gguf_config
 from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED
+from jlade.conversion.json_files import Values
 from jlade.generation import text
 from tests.conversion.gguf_files import write
 
@@ -209,13 +211,43 @@ def test_runs_of_spaces_that_are_tokens_of_gemma(tmp_path):
     assert text.decode(tokenizer, expected) == "the    there"
 
 
-@pytest.mark.parametrize(("keys", "expected"), [({}, (2, 3)), ({"eot_token_id": 1}, (2, 1))], ids=str)
-def test_without_a_key_the_end_of_a_turn_is_known_by_its_name(keys, expected, tmp_path):
-    tokens, types, scores = (list(of) for of in sentence_piece())
-    tokens[3] = "<end_of_turn>"
-    keys |= {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
-    file = write_with_tokenizer(tmp_path / "model.gguf", **keys, bos_token_id=1, eos_token_id=2)
-    assert load_gguf(file).config.eos_ids == expected
+ALL_ENDS = """<|endoftext|> <|end_of_text|> <|eot_id|> <|im_end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn>
+    <EOT> _<EOT> [EOT] [EOS] <\uff5cend▁of▁sentence\uff5c> <end_of_utterance> <turn|> <|eom_id|> <eos>
+    <|tool_response> [e~[ <|fim_pad|> <|repo_name|> <|file_sep|>"""
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "left_out"),
+    [  # the last: names of tokens that end no text
+        ("<|im_end|> <|endoftext|>", {"eos": 0}, ""),
+        ("<|im_end|> <|endoftext|> <reponame> <|im_start|>", {"eos": 0}, "<|im_start|>"),
+        (
+            "<|im_end|> <|endoftext|> <|fim_pad|> <|repo_name|> <|file_sep|> <|fim_prefix|>",
+            {"eos": 0},
+            "<|fim_prefix|>",
+        ),
+        ("<|eot_id|> <|end_of_text|> <|eom_id|>", {"eos": 0}, ""),
+        ("<|end_of_text|> <|eot_id|> <|eom_id|>", {"eos": 0, "eot": 1}, ""),
+        ("<\uff5cend▁of▁sentence\uff5c> <|endoftext|>", {"eos": 0}, ""),
+        ("[EOS] [EOT]", {"eos": 0}, ""),
+        ("<|endoftext|> <|im_end|>", {"eos": 0, "eot": 0}, ""),
+        ("<eos> <end_of_turn> </s>", {"eos": 0}, "</s>"),
+        ("</s> <s>", {}, "<s>"),
+        ("other <s>", {"eom": 0}, "<s>"),
+        ("<|endoftext|> <|end|>", {"eos": 0}, ""),
+        ("<|return|> <|call|> <|end|>", {"eos": 0}, "<|end|>"),
+        ("<|flush|> <|calls|> <|end|>", {"eos": 0}, "<|end|>"),
+        ("<|fim_pad|> <PAD> other", {"fim_pad": 2}, "<|fim_pad|> <PAD>"),
+        (f"{ALL_ENDS} <|end|> <reponame> [PAD]", {"eos": 0}, "<|end|> <reponame> [PAD]"),
+    ],
+)
+def test_end_tokens_are_those_of_llama_cpp(names, keys, left_out):
+    """By keys and names, as in llama_vocab::impl::load of its src/llama-vocab.cpp."""
+    tokens = names.split()
+    keys = {f"tokenizer.ggml.{kind}_token_id": token_id for kind, token_id in keys.items()}
+    values = Values(pathlib.Path("model.gguf"), {"tokenizer.ggml.tokens": tokens} | keys)
+    found = gguf_config._read_eos_ids(values, len(tokens))
+    assert {tokens[i] for i in found} == set(tokens) - set(left_out.split())
 
 
 @pytest.mark.parametrize("arch", ["phi3", "llama"])

@@ -38,6 +38,7 @@ BASES = {
     "stablelm": ("StableLm", {}),
     **{name: FAMILY_CASES[name] for name in ("deepseek_v2", "deepseek_v3", "mistral4")},
     **{name: FAMILY_CASES[name] for name in ("gpt_neox", "falcon", "falcon, 40B", "ernie4_5_moe", "afmoe", "hy_v3")},
+    "afmoe, no shared experts": ("Afmoe", FAMILY_CASES["afmoe"][1] | {"num_shared_experts": 0}),
     "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
     "nemotron_h": FAMILY_CASES["nemotron_h, experts"],
 }
@@ -254,6 +255,10 @@ CASES = {
     "gemma2: no caps": (keys(attn_logit_softcapping=None), EQUAL),
     "gemma2: no query_pre_attn_scalar": (keys(query_pre_attn_scalar=REMOVED), EQUAL),
     "gemma2: no layer_types": (keys(layer_types=REMOVED), EQUAL),
+    "gemma2: a pattern that it does not read": (
+        keys(layer_types=REMOVED, sliding_window_pattern=1),
+        Said("sliding_window_pattern"),
+    ),
     "gemma2: the activation gelu": (
         keys(hidden_activation="gelu"),
         Refused("config.json: hidden_activation is 'gelu'"),
@@ -338,6 +343,8 @@ CASES = {
     "gpt_neox: keys of transformers 4": (keys(rope_parameters=REMOVED, rotary_pct=0.5, rotary_emb_base=500), EQUAL),
     "gpt_neox: no rotary settings": (keys(rope_parameters=REMOVED), EQUAL),
     "gpt_neox: attention before the MLP": (keys(use_parallel_residual=False), EQUAL),
+    "gpt_neox: a key that it does not read": (keys(num_key_value_heads=2), Said("num_key_value_heads")),
+    "gpt_neox: a key of its only value": (keys(num_key_value_heads=None), EQUAL),
     "falcon: no rotary settings": (keys(rope_parameters=REMOVED, rope_theta=500), EQUAL),
     "falcon: keys that it does not read": (keys(num_key_value_heads=4, intermediate_size=9, num_kv_heads=2), EQUAL),
     "falcon: keys that are missing": (
@@ -358,8 +365,13 @@ CASES = {
     "afmoe: embeddings without a scale": (keys(mup_enabled=False), EQUAL),
     "afmoe: layers by the interval": (keys(layer_types=REMOVED, global_attn_every_n_layers=2), EQUAL),
     "afmoe: another scale of experts": (keys(route_scale=0.5), EQUAL),
+    "afmoe, no shared experts: as they are": (lambda directory: None, EQUAL),
     "hy_v3: another scale of experts": (keys(router_scaling_factor=0.5), EQUAL),
     "hy_v3: sums of experts in the dtype of the model": (keys(enable_moe_fp32_combine=False), EQUAL),
+    "gpt_oss: a pattern that it does not read": (
+        keys(layer_types=REMOVED, sliding_window_pattern=1),
+        Said("sliding_window_pattern"),
+    ),
     "gpt_oss: swiglu_limit": (keys(swiglu_limit=1.0), Refused("config.json: swiglu_limit is 1.0")),
     "nemotron_h: a letter for each layer": (keys(layers_block_type=REMOVED, hybrid_override_pattern="ME*-"), EQUAL),
     "nemotron_h: letters beside the list": (keys(hybrid_override_pattern="M*"), EQUAL),
@@ -387,6 +399,7 @@ def bases(tmp_path_factory):
     return directory_of
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
 @pytest.mark.parametrize("case", slow_but(CASES, *list(CASES)[::8]))
 def test_a_changed_checkpoint_is_read_as_transformers_does_or_refused_by_name(case, bases, tmp_path):
     change, expected = CASES[case]

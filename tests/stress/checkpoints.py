@@ -188,7 +188,7 @@ KINDS = {"fp8": fp8, "compressed": compressed, "gptq or awq": grouped_integers, 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "rows": BLOCKS,
     "columns": BLOCKS,
-    "group": (*BLOCKS, -1),
+    "group": BLOCKS,
     "bits": ANY_BITS,
     "type": ("int", "float"),
     "strategy": FLOATS,
