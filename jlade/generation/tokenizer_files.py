@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
+from jlade.conversion.gguf_tokenizer import SPLITS
 from jlade.conversion.json_files import Values, check_size, read_json, shown
 from jlade.generation import tokenizer_classes
 from jlade.generation.text import errors_of
@@ -21,6 +23,8 @@ CLEANING = (  # keys that make transformers remove spaces before punctuation
     "clean_up_tokenization_spaces",
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
 )
+# Families whose early files may divide words otherwise than Mistral did, if they have so many tokens.
+MISTRAL, LARGE_VOCABULARY = ("mistral", "mistral3", "voxtral", "ministral", "pixtral"), 100_000
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -50,7 +54,8 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
         if tokenizer.padding is not None:
             tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
     config, added, special = (_read(directory / name) for name in (CONFIG, ADDED, SPECIAL))
-    name = tokenizer_classes.class_of(tokenizer, config, _read(directory / "config.json"))
+    model = _read(directory / "config.json")
+    name = tokenizer_classes.class_of(tokenizer, config, model)
     if (
         name == "LlamaTokenizer"
     ):  # files made for older classes of this name divide a text after a special token otherwise
@@ -65,6 +70,8 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
                 f"{directory / (CONFIG if 'added_tokens_decoder' in config else ADDED)}: {content!r} must have the id "
                 f"{found}, that of tokenizer.json or the next free one, got {token_id}"
             )
+    if model.get("model_type") in MISTRAL and tokenizer.get_vocab_size() > LARGE_VOCABULARY:
+        _fix_mistral(directory / CONFIG, config, tokenizer, str(model.get("transformers_version") or ""), strict)
     return tokenizer
 
 
@@ -119,6 +126,41 @@ def _check_settings(
     if strict:
         raise ValueError(f"{file}: strict=True refuses {', '.join(ignored)}")
     warnings.warn(f"{file}: ignored, which strict=True refuses: {', '.join(ignored)}", stacklevel=3)
+
+
+def _fix_mistral(
+    file: pathlib.Path, config: Mapping[str, Any], tokenizer: Tokenizer, version: str, strict: bool
+) -> None:
+    """Divides words by Mistral's expression if the files say so, or warns where transformers does and it would differ.
+
+    Args:
+      version: of transformers that wrote config.json: files of the fifth are right.
+    """
+    major = re.match(r"\d+", version)
+    is_old = major is None or int(major[0]) < 5 or re.fullmatch(r"5(\.0)*\.?(a|b|rc|dev)\d*", version) is not None
+    fix, parts = config.get("fix_mistral_regex"), tokenizer.pre_tokenizer
+    if not is_old or parts is None or (fix is not None and fix is not True):
+        return
+    split, state = _state(pre_tokenizers.Split(Regex(SPLITS["tekken"][0]), "isolated")), _state(parts)
+    others = state["pretokenizers"][1:] if state["type"] == "Sequence" else [state]
+    if state["type"] == "Metaspace":
+        others = [_state(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))]
+    fixed = {"type": "Sequence", "pretokenizers": [split, *others]}
+    if fix:
+        changed: Any = pre_tokenizers.Sequence([])
+        changed.__setstate__(json.dumps(fixed).encode())
+        tokenizer.pre_tokenizer = changed
+    elif state != fixed:
+        said = "words are divided otherwise than Mistral's, which fix_mistral_regex: true in this file would change"
+        if strict:
+            raise ValueError(f"{file}: strict=True refuses a tokenizer without fix_mistral_regex: {said}")
+        warnings.warn(f"{file}: {said}, as transformers would; strict=True refuses it", stacklevel=3)
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """Returns a part of a tokenizer as JSON has it."""
+    state: dict[str, Any] = json.loads(part.__getstate__())
+    return state
 
 
 def _read(file: pathlib.Path) -> dict[str, Any]:

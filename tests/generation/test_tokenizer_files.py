@@ -6,11 +6,12 @@ import shutil
 import warnings
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import jlade
 from jlade.cli.options import DEMO
 from jlade.conversion.families import FAMILIES, WITH_TEXT
+from jlade.conversion.gguf_tokenizer import SPLITS
 from jlade.generation import tokenizer_classes, tokenizer_files
 
 TEXT = "a <|im_start|> user b <x> </s>c def <s> A<x>"
@@ -257,3 +258,57 @@ def test_a_broken_tokenizer_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         tokenizer_files.load_tokenizer(tmp_path)
+
+
+LLAMA_3 = pre_tokenizers.Split(Regex(SPLITS["llama-bpe"][0]), "isolated")
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+@pytest.fixture(scope="module")
+def large_vocabulary():
+    """Returns a byte-level tokenizer of 100,100 tokens, some of which cross the ends of Mistral's words."""
+    merges = [("e", "T"), ("2", "0"), ("T", "h"), ("Th", "e")]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    tokens += [f"<{i}>" for i in range(100_100 - len(tokens))]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+FIXED, UNSAID = {"fix_mistral_regex": True}, {}
+
+
+@pytest.mark.parametrize(
+    ("parts", "config", "model", "said"),
+    [
+        (pre_tokenizers.Sequence([LLAMA_3, BYTES]), FIXED, {}, False),
+        (pre_tokenizers.Sequence([LLAMA_3, BYTES]), UNSAID, {}, True),
+        (pre_tokenizers.Sequence([LLAMA_3, BYTES]), {"fix_mistral_regex": False}, {}, False),
+        (pre_tokenizers.Sequence([LLAMA_3, BYTES]), FIXED, {"transformers_version": "5.1.0"}, False),
+        (pre_tokenizers.Sequence([LLAMA_3, BYTES]), FIXED, {"transformers_version": "5.0.0.dev0"}, False),
+        (pre_tokenizers.Sequence([LLAMA_3, BYTES]), FIXED, {"model_type": "llama"}, False),
+        (BYTES, FIXED, {"transformers_version": None}, False),
+    ],
+    ids=range(7),
+)
+def test_words_are_those_of_mistral_where_transformers_divides_them_so(
+    parts, config, model, said, large_vocabulary, tmp_path
+):
+    from transformers import AutoTokenizer
+
+    large_vocabulary.pre_tokenizer = parts
+    large_vocabulary.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"} | config
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    model = {"model_type": "mistral", "transformers_version": "4.50.0"} | model
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    text = "The 2024 theThe"
+    theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)(text, add_special_tokens=False).input_ids
+    if said:
+        with pytest.raises(ValueError, match="strict=True refuses a tokenizer without fix_mistral_regex"):
+            tokenizer_files.load_tokenizer(tmp_path, strict=True)
+        with pytest.warns(UserWarning, match="which fix_mistral_regex: true in this file would change"):
+            ours = tokenizer_files.load_tokenizer(tmp_path)
+    else:
+        ours = tokenizer_files.load_tokenizer(tmp_path, strict=True)
+    assert ours.encode(text, add_special_tokens=False).ids == theirs
