@@ -158,7 +158,7 @@ def _read_weights(settings: Mapping[str, Any]) -> Weights:
         raise ValueError("symmetric is False with the type 'float', supported is True")
     has_order = str(settings.get("actorder")).lower() in ("group", "dynamic", "true")  # of early versions
     of_block = None if blocks is None else (blocks[0], blocks[1])
-    return Weights(kind, bits, strategy, size if is_size else -1, of_block, has_zeros, has_order)
+    return Weights(kind, bits, strategy, -1 if size is None else size, of_block, has_zeros, has_order)
 
 
 def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, Weights]) -> Weights:

@@ -16,6 +16,7 @@ from jlade.conversion.weight_files import read_header
 from jlade.models.architecture import DELTA, Latent, Recurrence
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig, init_params
+from tests.stress.checkpoints import FP4, GROUP, in_integers, of_compressed
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, slow_but
 
@@ -23,16 +24,6 @@ SHAPE = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 128, "num_lay
 SHAPE |= {"num_kv_heads": 2, "head_dim": 16, "max_positions": 64, "norm_eps": 1e-5}
 FIELDS = ("query", "key", "value", "attention_output", "gate", "up", "down")
 NAMES = [f"self_attn.{kind}_proj" for kind in "qkvo"] + [f"mlp.{kind}_proj" for kind in ("gate", "up", "down")]
-GROUP = 32
-
-
-def in_integers(codes, bits, axis, places=None):
-    """Returns numbers of `bits` bits in integers of 32, the lowest bits first, along an axis."""
-    count = 32 // bits
-    codes = np.moveaxis(codes.astype(np.int64), axis, -1)
-    codes = codes.reshape(*codes.shape[:-1], -1, count)
-    packed = sum(codes[..., place] << bits * i for i, place in enumerate(places or range(count)))
-    return np.moveaxis(packed.astype(np.uint32).view(np.int32), -1, axis)
 
 
 def random_groups(rng, bits, inputs, outputs, group):
@@ -93,9 +84,6 @@ def compressed_fp8(rng, name, outputs, inputs, of_outputs=True):
     return tensors, codes.astype(np.float32) * scales.astype(np.float32)
 
 
-FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-
-
 def nvfp4(rng, name, outputs, inputs):
     codes = rng.integers(0, 16, (outputs, inputs))
     scales = rng.uniform(50, 400, (outputs, inputs // 16)).astype(ml_dtypes.float8_e4m3fn)
@@ -130,14 +118,6 @@ def changed(write, **options):
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
-
-
-def of_compressed(form, strategy="group", group_size=GROUP, **weights):
-    """Returns settings of compressed-tensors."""
-    weights = {"num_bits": 4, "type": "int", "strategy": strategy, "symmetric": True} | weights
-    weights["group_size"] = group_size if "group" in strategy else None
-    group = {"targets": ["Linear"], "weights": weights}
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
 
 
 PACKED = of_compressed("pack-quantized")

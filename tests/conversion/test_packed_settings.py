@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tests.conversion.test_fp8 import in_blocks
-from tests.conversion.test_packed import compressed, gptq, of_compressed
+from tests.conversion.test_packed import compressed, gptq
 from tests.stress import checkpoints
+from tests.stress.checkpoints import of_compressed
 
 
 def test_matrices_are_those_of_the_definition_or_refused(tmp_path):

@@ -24,12 +24,12 @@ from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.packed import values_of
 from jlade.conversion.parts import Part
 from jlade.conversion.weight_files import read_header
-from tests.conversion.test_packed import FP4, in_integers, of_compressed
 
 SIZES = (16, 24, 32, 48, 64, 80, 96, 100, 128, 160, 192, 256, 320)
 BLOCKS = (1, 8, 16, 24, 32, 48, 64, 96, 100, 128, 192)
 INTEGERS, FLOATS, ANY_BITS = ("tensor", "channel", "group"), ("tensor", "channel", "group", "block"), (2, 3, 4, 7, 8)
-NAME = "model.layers.0.mlp.down_proj"
+NAME, GROUP = "model.layers.0.mlp.down_proj", 32
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 Settings = dict[str, Any]
 
 
@@ -47,6 +47,23 @@ class Case(NamedTuple):
     numbers: Settings
     config: Callable[[Settings], Settings]
     values: Callable[[Settings], np.ndarray | None]
+
+
+def in_integers(codes: np.ndarray, bits: int, axis: int, places: list[int] | None = None) -> np.ndarray:
+    """Returns numbers of `bits` bits in integers of 32, the lowest bits first, along an axis."""
+    count = 32 // bits
+    codes = np.moveaxis(codes.astype(np.int64), axis, -1)
+    codes = codes.reshape(*codes.shape[:-1], -1, count)
+    packed = np.sum([codes[..., place] << bits * i for i, place in enumerate(places or range(count))], axis=0)
+    return np.moveaxis(packed.astype(np.uint32).view(np.int32), -1, axis)
+
+
+def of_compressed(form: str, strategy: str = "group", group_size: int | None = GROUP, **weights: Any) -> Settings:
+    """Returns settings of compressed-tensors."""
+    weights = {"num_bits": 4, "type": "int", "strategy": strategy, "symmetric": True} | weights
+    weights["group_size"] = group_size if "group" in strategy else None
+    group = {"targets": ["Linear"], "weights": weights}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
 
 
 def of_blocks(codes: np.ndarray, scales: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
@@ -112,7 +129,7 @@ def compressed(rng: np.random.Generator, draw: random.Random, shape: tuple[int, 
         tensors["weight_zero_point"] = in_integers(padded, bits, 0) if is_packed else zeros
 
     def config(given: Settings) -> Settings:
-        sizes = {"group_size": given["group"] if given["strategy"] == "group" else None}
+        sizes: Settings = {"group_size": given["group"] if given["strategy"] == "group" else None}
         if given["strategy"] == "block":
             sizes["block_structure"] = [given["rows"], given["columns"]]
         own = {"num_bits": given["bits"], **{key: given[key] for key in ("type", "strategy", "symmetric")}}
