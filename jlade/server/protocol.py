@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
@@ -88,7 +88,7 @@ class Asked:
     steps: bool
     shown: Shown
     field: str
-    names: ClassVar[Mapping[str, str]] = OF_ENGINE  # of the arguments of an engine in the body
+    names: ClassVar[dict[str, str]] = OF_ENGINE  # of the arguments of an engine in the body
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
         """Returns the most new tokens after a prompt; without a limit as many as fit.
