@@ -206,6 +206,11 @@ def without(ranges: Ranges) -> Ranges:
     return (*left, (begin, LAST_CODE_POINT)) if begin <= LAST_CODE_POINT else tuple(left)
 
 
+def common(first: Ranges, second: Ranges) -> Ranges:
+    """Returns the code points of characters that are in ranges of both."""
+    return without(union([*without(first), *without(second)]))
+
+
 def character_set(ranges: Iterable[tuple[int, int]], is_negated: bool) -> Ranges:
     """Returns the code points of characters that are in one of some ranges, or in none of them."""
     rest = without(union(ranges))

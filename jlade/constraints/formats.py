@@ -1,4 +1,14 @@
-"""Formats of strings in JSON Schema, as regular expressions."""
+"""Formats of strings in JSON Schema, as regular expressions.
+
+A format has fewer texts than its specification where all of them would take many states. Names of hosts and mailboxes
+are bounded by their numbers of letters and digits, which can be counted, so that their lengths are within the limits.
+"""
+
+import functools
+
+from jlade.constraints import regex
+from jlade.constraints.automaton import Expression, build, minimal
+from jlade.constraints.patterns import Spelling
 
 _YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
@@ -8,17 +18,28 @@ _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"({_BYTE}\.){{3}}{_BYTE}"
 _GROUP = r"[0-9A-Fa-f]{1,4}"
+_LAST = rf"({_GROUP}:{_GROUP}|{_IPV4})"
 _IPV6 = (
-    rf"(({_GROUP}:){{7}}{_GROUP}|({_GROUP}:){{1,7}}:|({_GROUP}:){{1,6}}:{_GROUP}|({_GROUP}:){{1,5}}(:{_GROUP}){{1,2}}"
-    rf"|({_GROUP}:){{1,4}}(:{_GROUP}){{1,3}}|({_GROUP}:){{1,3}}(:{_GROUP}){{1,4}}|({_GROUP}:){{1,2}}(:{_GROUP}){{1,5}}"
-    rf"|{_GROUP}:(:{_GROUP}){{1,6}}|:((:{_GROUP}){{1,7}}|:))"
+    rf"(({_GROUP}:){{6}}{_LAST}|::({_GROUP}:){{0,5}}{_LAST}|{_GROUP}::({_GROUP}:){{0,4}}{_LAST}"
+    rf"|({_GROUP}:){{1,2}}:({_GROUP}:){{0,3}}{_LAST}|({_GROUP}:){{1,3}}:({_GROUP}:){{0,2}}{_LAST}"
+    rf"|({_GROUP}:){{1,4}}:({_GROUP}:)?{_LAST}|({_GROUP}:){{1,5}}:{_LAST}|({_GROUP}:){{1,6}}:{_GROUP}"
+    rf"|({_GROUP}:){{1,7}}:|::({_GROUP})?)"
 )
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
-_HOST = rf"{_LABEL}(\.{_LABEL})*"
-_IN_URI = r"([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})"
-_URI = rf"[A-Za-z][A-Za-z0-9+.-]*:{_IN_URI}*(\?({_IN_URI}|\?)*)?(#({_IN_URI}|\?)*)?"
-_REFERENCE = rf"({_URI}|([A-Za-z0-9._~!$&'()*+,;=@/-]|%[0-9A-Fa-f]{{2}})*(\?({_IN_URI}|\?)*)?(#({_IN_URI}|\?)*)?)"
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LETTER = "[A-Za-z0-9]"
+_LABEL = rf"{_LETTER}(-?{_LETTER}){{0,31}}"  # up to 63 characters
+_LABELS = rf"{_LABEL}(\.{_LABEL})*"
+_LONG, _SHORT = rf"{_LETTER}(-?{_LETTER}){{0,27}}", rf"{_LETTER}(-?{_LETTER}){{0,13}}"
+_HOST = rf"{_LONG}(\.{_LONG}(\.{_LONG}(\.{_SHORT}(\.{_SHORT}(\.{_SHORT})?)?)?)?)?"  # up to 253 characters
+_ESCAPE = r"%[0-9A-Fa-f]{2}"
+_NAME = rf"([A-Za-z0-9._~!$&'()*+,;=-]|{_ESCAPE})*"
+_CHARACTER = rf"([A-Za-z0-9._~!$&'()*+,;=:@-]|{_ESCAPE})"  # of a segment of a path
+_PATH = rf"(/{_CHARACTER}*)*"
+_AUTHORITY = rf"(([A-Za-z0-9._~!$&'()*+,;=:-]|{_ESCAPE})*@)?({_NAME}|\[::({_GROUP})?\])(:\d*)?"
+_END = rf"(\?({_CHARACTER}|[/?])*)?(#({_CHARACTER}|[/?])*)?"
+_ROOTED = rf"//{_AUTHORITY}{_PATH}|/({_CHARACTER}+{_PATH})?"
+_URI = rf"[A-Za-z][A-Za-z0-9+.-]*:({_ROOTED}|({_CHARACTER}+{_PATH})?){_END}"
+_RELATIVE = rf"({_ROOTED}|(([A-Za-z0-9._~!$&'()*+,;=@-]|{_ESCAPE})+{_PATH})?){_END}"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 
 FORMATS = {
     "date": _DATE,
@@ -26,19 +47,27 @@ FORMATS = {
     "date-time": rf"{_DATE}[Tt]{_TIME}",
     "duration": r"P(\d+W|(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)(T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S))?"
     r"|T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S))",
-    "email": rf"{_ATOM}(\.{_ATOM})*@{_HOST}",
+    "email": rf"{_ATOM}(\.?{_ATOM}){{0,31}}@{_LABELS}",  # RFC 5321: up to 64 characters, and labels up to 63
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uuid": r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
     "uri": _URI,
-    "uri-reference": _REFERENCE,
+    "uri-reference": rf"{_URI}|{_RELATIVE}",
     "json-pointer": r"(/([^~/]|~[01])*)*",
 }
 
 # Formats that a draft of JSON Schema defines, and that are not supported. Other names are annotations, as are keywords
-# that no draft defines.
+# that no draft defines, and so is "regex".
 UNSUPPORTED = {
-    "color", "host-name", "idn-email", "idn-hostname", "ip-address", "iri", "iri-reference", "phone", "regex",
+    "color", "host-name", "idn-email", "idn-hostname", "ip-address", "iri", "iri-reference", "phone",
     "relative-json-pointer", "style", "uri-template", "utc-millisec",
 }  # fmt: skip
+
+
+@functools.cache
+def expression(name: str, spell: Spelling) -> Expression:
+    """Returns the texts of one of `FORMATS`."""
+    found = regex.parse(FORMATS[name], spell)
+    is_counted = build(found, counts=True).bounds is not None
+    return found if is_counted else minimal(build(found))

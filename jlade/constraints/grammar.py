@@ -58,10 +58,11 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
-        """Returns the texts that match a regular expression as a whole, in the syntax of Python's `re`.
+        """Returns the texts that match a regular expression as a whole, as `re.fullmatch` with `re.ASCII` finds them.
 
         Raises:
-          ValueError: the pattern is wrong, or has what is not supported: references, and assertions within it.
+          ValueError: the pattern is wrong, or has what is not supported: references to groups, look-ahead, look-behind,
+            atomic groups and possessive quantifiers.
         """
         return cls("regex", pattern)._checked()
 
@@ -108,6 +109,16 @@ class Grammar:
     def unrolled(self) -> Automaton:
         """The automaton that does not count."""
         return _automaton(self, counts=False)
+
+    def accepts(self, text: str) -> bool:
+        """Returns whether a whole text is one of the grammar.
+
+        No text has the special tokens of tags, which have no characters, or half of a surrogate pair.
+        """
+        try:
+            return self.automaton.accepts(text.encode())
+        except UnicodeEncodeError:
+            return False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the grammar with its automaton, of which its table for a tokenizer is made.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jlade.constraints import numbers, regex
+from jlade.constraints import formats, numbers, regex
 from jlade.constraints.automaton import (
     EMPTY,
     LAST_CODE_POINT,
@@ -29,6 +29,7 @@ from jlade.constraints.automaton import (
     build,
     characters,
     choice,
+    common,
     difference,
     intersection,
     literal,
@@ -119,8 +120,8 @@ def parse(schema: Schema | str, depth: int = DEPTH, whitespace: bool = True) -> 
 
 def string_of(ranges: Ranges) -> Expression:
     """Returns a character of some ranges in a string, in its usual spelling: itself, or escaped where it must be."""
-    options = [characters(_common(ranges, RAW))]
-    for first, last in _common(ranges, union([(0, 31), (34, 34), (92, 92)])):
+    options = [characters(common(ranges, RAW))]
+    for first, last in common(ranges, union([(0, 31), (34, 34), (92, 92)])):
         for code in range(first, last + 1):
             short = SHORT.get(chr(code))
             options.append(literal("\\" + short) if short else _escaped(code))
@@ -130,10 +131,6 @@ def string_of(ranges: Ranges) -> Expression:
 def _escaped(code: int) -> Expression:
     digits = f"{code:04x}"
     return sequence(literal("\\u"), *(choice(*map(literal, sorted({d, d.upper()}))) for d in digits))
-
-
-def _common(first: Ranges, second: Ranges) -> Ranges:
-    return without(union([*without(first), *without(second)]))
 
 
 # Half of a pair of surrogates is no character: `json.loads` reads it, but what it returns has no bytes.
@@ -537,13 +534,13 @@ class _Compiler:
         least, most = (_count(schema, key, path) for key in ("minLength", "maxLength"))
         if "pattern" in schema:
             try:
-                parts.append(regex.parse(schema["pattern"], string_of, anchored=False))
+                parts.append(regex.search(schema["pattern"], string_of))
             except ValueError as error:
                 raise UnsupportedError(f"{path}/pattern: {error}") from error
         if (name := str(schema.get("format"))) in UNSUPPORTED:
             raise UnsupportedError(f"{path}/format: {name!r} is not supported")
         if name in FORMATS:
-            parts.append(regex.parse(FORMATS[name], string_of))
+            parts.append(formats.expression(name, string_of))
         if least or most is not None:
             if most is not None and most < (least or 0):
                 return NOTHING
@@ -551,7 +548,7 @@ class _Compiler:
         if not parts:
             return _any_string()
         content = functools.reduce(intersection, parts) if len(parts) > 1 else parts[0]
-        if isinstance(content, Automaton) and not content.is_final.any():
+        if _is_nothing(content):
             return NOTHING
         return sequence(literal('"'), content, literal('"'))
 
@@ -818,7 +815,7 @@ def _finds(pattern: str, name: str, path: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _search(pattern: str) -> Automaton:
-    return build(regex.parse(pattern, anchored=False))
+    return build(regex.search(pattern))
 
 
 def _check_types(types: Any, path: str) -> None:
