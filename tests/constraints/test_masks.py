@@ -141,7 +141,6 @@ def test_regexes_have_the_masks_of_llguidance(pattern):
         {"type": ["number", "null", "boolean"]},
         {"type": "string", "pattern": "^[a-z]+-[0-9]{2}$"},
         {"type": "string", "format": "uuid"},
-        {"type": "string", "format": "ipv6"},
         {"enum": ['a"b', 1, None, {"x": [1, 2]}, "é", -0.5]},
         {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
         {"type": "array", "items": {"enum": [0, 10, "a"]}, "minItems": 3, "maxItems": 9},
@@ -186,6 +185,8 @@ DIFFERENCES = {
     "no such day": Difference("llguidance", rb'^"0000$|-02-29$'),
     # RFC 3339 has a second 60 in a leap second, which the validator refuses.
     "leap second": Difference("llguidance", rb":[0-9]{2}:6$"),
+    # An IPv6 address may end in an IPv4 address. llguidance leaves it out.
+    "IPv4 in IPv6": Difference("jlade", rb"\."),
     # A reference goes as deep as jlade's `DEPTH`.
     "depth": Difference("llguidance", rb'("next".*){2}"n"[^}]*,'),
 }
@@ -207,6 +208,7 @@ TREE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$re
         (["zeros"], {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, {}, ["1.100"]),
         (["no such day"], {"type": "string", "format": "date"}, {}, ['"000', '"1900-02-2']),
         (["leap second"], {"type": "string", "format": "time"}, {}, ['"23:59:']),
+        (["IPv4 in IPv6"], {"type": "string", "format": "ipv6"}, {}, ['"::1']),
         (["depth"], {"$ref": "#/$defs/tree", "$defs": {"tree": TREE | NO_MORE}}, {}, []),
     ],
     ids=str,

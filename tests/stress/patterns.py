@@ -167,7 +167,8 @@ def compare(
         if isinstance(own, str) and (isinstance(theirs, str) or re.search("not supported|more than .* states", own)):
             continue
         if isinstance(own, str) or isinstance(theirs, str):
-            differences.append(Difference(case.pattern, case.flags, None, own if isinstance(own, str) else theirs))
+            reason = own if isinstance(own, str) else str(theirs)
+            differences.append(Difference(case.pattern, case.flags, None, reason))
             continue
         counts["texts that match"] += sum(theirs)
         counts["texts that do not match"] += len(theirs) - sum(theirs)
