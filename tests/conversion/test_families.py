@@ -27,8 +27,9 @@ from tests.tiny import slow_but
 
 
 def write(directory, model_type, **changes):
-    content = SIZES | {"model_type": model_type}
-    if "kv_lora_rank" in FAMILIES.get(model_type, FAMILIES["llama"]).reads:
+    family = FAMILIES.get(model_type, FAMILIES["llama"])
+    content = {key: value for key, value in SIZES.items() if key not in family.ignored} | {"model_type": model_type}
+    if "kv_lora_rank" in family.reads:
         content |= {"num_key_value_heads": 4, "num_experts_per_tok": 2}
     if model_type == "nemotron_h" and {"layers_block_type", "hybrid_override_pattern"} & changes.keys():
         del content["num_hidden_layers"]
