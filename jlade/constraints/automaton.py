@@ -17,6 +17,7 @@ from jlade.constraints.moves import DEAD
 
 MOST_STATES = moves_lib.STATE  # of an automaton; those of larger ones would take minutes to find
 COUNTED = 8  # iterations of which a repetition is counted
+CHEAP = 20  # iterations of one byte that may take states each, if a repetition around them is counted
 NO_LOOP = -1
 LAST_CODE_POINT = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
@@ -132,7 +133,7 @@ class Automaton:
     def ends(self, state: int) -> bool:
         """Whether a text may end in a state, which has a count."""
         least = 0 if self.bounds is None else self.bounds[state & moves_lib.STATE, 0]
-        return bool(self.is_final[state & moves_lib.STATE]) and moves_lib.count(state) >= least
+        return bool(self.is_final[state & moves_lib.STATE] and moves_lib.count(state) >= least)
 
     def run(self, text: bytes, state: int = 0) -> int:
         """Returns the state after a text, with its count."""
@@ -247,6 +248,7 @@ class _Graph:
         self.skips: list[list[int]] = []
         self.loop: list[int] = []  # of each state, `NO_LOOP` for none
         self.loops: list[Repeat] = []
+        self.known_loops: dict[Repeat, int] = {}  # the places in `loops`
         self.between: set[int] = set()  # the places between iterations
         self.begins: set[int] = set()  # states in which an iteration begins
         self.unrolled = unrolled
@@ -270,8 +272,10 @@ class _Graph:
 
     def _add_loop(self, part: Repeat, begin: int) -> int:
         """Adds a counted loop, and returns the state in which it has been left."""
-        self.current = len(self.loops)
-        self.loops.append(part)
+        # Equal ones are one loop: where a text may be in several of them, it has begun as many iterations in each.
+        self.current = self.known_loops.setdefault(part, len(self.loops))
+        if self.current == len(self.loops):
+            self.loops.append(part)
         between, first = self.state(), self.state()
         self.between.add(between)
         self.begins.add(first)
@@ -352,10 +356,12 @@ class _Graph:
 
 
 def _most_within(expression: Expression) -> int:
-    """Returns the most iterations of the bounded repetitions in an expression."""
+    """Returns the most iterations of the bounded repetitions in an expression, but for cheap ones."""
     match expression:
         case Series(parts) | Choice(parts):
             return max(map(_most_within, parts), default=0)
+        case Repeat(Byte(), _, int(most)) if most <= CHEAP:
+            return 0
         case Repeat(part, _, most):
             return max(most or 0, _most_within(part))
         case Network(_, edges):

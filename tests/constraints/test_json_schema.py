@@ -2,6 +2,7 @@
 
 import functools
 import json
+import random
 import re
 
 import jsonschema
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from jlade.constraints import automaton, json_schema
 from jlade.constraints.moves import DEAD
+from tests.stress import schemas
 
 # Schemas, each with instances that it should accept and refuse.
 CASES = [
@@ -112,6 +114,62 @@ CASES = [
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, [{}, {"x": 1}, {"b": 1, "a": 2}], [{"a": 1}]),
     ({"type": ["integer", "string", "boolean"], "not": {"type": "string"}}, [1, True], ["a"]),
     (True, [1, "a", [None, {"a": [1]}], {}], []),
+    # Open objects: what is declared may come later, too.
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+         "additionalProperties": True},
+        [{"b": 1, "a": 2}, {"b": 1, "a1": "x", "a": 2}, {"c": 1, "b": 2, "a": 1}], [{"b": 1, "a": "x"}],
+    ),
+    # Values at hand are judged by the rest of their schema.
+    ({"enum": [{"bar": 2}, {"foo": 1}, 3], "not": {"not": {"required": ["bar"]}}}, [{"bar": 2}, 3], [{"foo": 1}]),
+    (
+        {"allOf": [{"enum": [{"a": 21, "aa": 18}, {"a": 21, "aa": 21}]}, {"patternProperties": {"aa*": {"maximum": 21},
+         "aaa*": {"maximum": 20}}}]},
+        [{"a": 21, "aa": 18}], [{"a": 21, "aa": 21}, {"a": 21}],
+    ),
+    # Exclusion.
+    ({"type": "string", "not": {"minLength": 2}}, ["", "a"], ["ab", 1]),
+    ({"type": "string", "not": {"enum": ["a\u001f", "b"]}}, ["a", "ab", "c"], ["a\u001f", "b"]),
+    ({"type": "string", "pattern": "^[ab]+$", "not": {"pattern": "^a"}}, ["b", "ba"], ["a", "ab"]),
+    ({"type": ["integer", "null"], "not": {"minimum": 3}}, [2, -5], [3, 4, None]),
+    ({"type": "integer", "not": {"enum": [1, 3]}}, [0, 2, 4], [1, 3]),
+    ({"type": "object", "not": {"propertyNames": False}}, [{"a": 1}], [{}]),
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+         "not": {"required": ["a", "b"]}},
+        [{}, {"a": 1}, {"b": 1}], [{"a": 1, "b": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"k": {"enum": ["x", "y"]}, "n": {"type": "integer"}},
+         "not": {"properties": {"k": {"const": "x"}}, "required": ["k"]}},
+        [{}, {"k": "y"}, {"n": 1}], [{"k": "x"}],
+    ),
+    ({"type": "array", "items": {"enum": [1, 2]}, "not": {"items": {"const": 1}}}, [[2], [1, 2]], [[], [1]]),
+    ({"not": {"anyOf": [{"type": ["object", "array", "number", "null"]}, {"const": True}]}}, [False, "a"], [True, 1]),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 3}], "type": ["integer", "string"]}, [1, 2, "a"], [3, 4, 1.5]),
+    (
+        {"oneOf": [{"type": "object", "properties": {name: {"type": "integer"}}, "additionalProperties": False}
+         for name in "abc"]},
+        [{"a": 1}, {"b": 1}, {"c": 1}], [{}, {"a": 1, "b": 1}, {"a": "x"}],
+    ),
+    (
+        {"type": "object", "properties": {"country": {"enum": ["US", "NL"]}, "zip": {"type": "string"}},
+         "required": ["country"], "if": {"properties": {"country": {"const": "US"}}}, "then": {"required": ["zip"]},
+         "else": {"properties": {"zip": {"maxLength": 1}}}},
+        [{"country": "US", "zip": "long"}, {"country": "NL"}, {"country": "NL", "zip": "a"}],
+        [{"country": "US"}, {"country": "NL", "zip": "long"}],
+    ),
+    # Arrays.
+    ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True, "minItems": 1},
+     [["a"], ["b", "a", 1]], [[], ["a", "a"], ["a", "c"]]),
+    ({"type": "array", "items": {"type": "integer"}, "contains": {"minimum": 5}, "maxItems": 3},
+     [[5], [1, 9, 2]], [[], [1], [1, 2, 3, 5]]),
+    # Names that several patterns match.
+    (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "b$": {"minimum": 3}, ".*": {"maximum": 9}},
+         "propertyNames": {"maxLength": 3}},
+        [{"a": 1, "xb": 4, "ab": 5}, {"x": 9}], [{"ab": 2}, {"a": 1.5}, {"xb": 2}, {"x": 10}],
+    ),
 ]  # fmt: skip
 
 
@@ -184,18 +242,15 @@ def distances(found):
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"if": {}}, "#/if: not supported"),
-        ({"type": "array", "uniqueItems": True}, "#/uniqueItems: not supported"),
-        ({"properties": {"a/b": {"contains": {}, "type": "array"}}, "type": "object"}, "#/properties/a/b/contains"),
+        ({"unevaluatedItems": {}}, "#/unevaluatedItems: not supported"),
+        ({"type": "array", "uniqueItems": True}, "#/uniqueItems: not supported but for items of up to 6 values"),
+        ({"properties": {"a/b": {"minContains": 2}}, "type": "object"}, "#/properties/a/b/minContains"),
         ({"type": "string", "format": "color"}, "#/format: 'color' is not supported"),
         ({"type": "string", "pattern": "(?=a)"}, "#/pattern: regex"),
-        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf: a value may be one of 0 and of 1"),
-        (
-            {"type": "object", "oneOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}}]},
-            "#/oneOf: a value may be one of 0 and of 1",
-        ),
+        ({"type": "number", "oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf/1/not"),
+        ({"type": "object", "not": {"additionalProperties": False}}, "#/not: names that are not declared"),
+        ({"not": {"type": "string", "format": "date"}}, "#/not/format: not supported within not"),
         ({"$ref": "other.json#/a"}, "#/$ref: 'other.json#/a' is not in this document"),
-        ({"type": "string", "not": {"minLength": 2}}, "#/not: not supported"),
         ({"type": "object", "minProperties": 2}, "#/minProperties: 2 of names that may repeat"),
         (functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(120), {}), "#: its references"),
         ({"allOf": [{"prefixItems": [{}]}, {"items": {"type": "null"}}]}, "items in order beside other items"),
@@ -217,9 +272,88 @@ def test_what_a_table_cannot_hold_is_refused(schema, message):
         ({"const": 1, "enum": [2]}, "the schema accepts no value"),
         ({"dependencies": {"a": 3}}, "#/dependencies/a: must be a list of names or a schema, got 3"),
         ({"anyOf": []}, "#/anyOf: must be a list of schemas"),
+        ({"dependentRequired": None}, "#/dependentRequired: must be an object of names, got None"),
+        ({"not": 1}, "#/not: must be a schema: an object, true or false, got 1"),
+        ({"properties": {"a": {"anyOf": ["a"]}}, "type": "object"}, "#/properties/a/anyOf/0: must be a schema"),
+        ({"allOf": "a"}, "#/allOf: must be a list of schemas, got 'a'"),
+        ({"allOf": [{"type": "string"}, {"enum": None}]}, "#/allOf/1/enum: must be a list of values, got None"),
+        ({"patternProperties": ["a"]}, "#/patternProperties: must be an object of schemas, got ['a']"),
+        ({"propertyNames": "a"}, "#/propertyNames: must be a schema"),
+        ({"enum": "ab"}, "#/enum: must be a list of values, got 'ab'"),
+        ({"type": "object", "required": "ab"}, "#/required: must be a list of names, got 'ab'"),
+        ({"type": 5}, "#/type: must be of null, boolean"),
+        ({"items": 3}, "#/items: must be a schema or a list of schemas, got 3"),
+        ({"pattern": None}, "#/pattern: must be a string, got None"),
+        ({"minLength": float("inf")}, "#/minLength: must be an integer of at least 0, got inf"),
         ({"$ref": "#"}, "leads to itself"),
     ],
 )
 def test_wrong_schemas(schema, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         json_schema.parse(schema)
+
+
+LIST = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
+NODE = {"$ref": "#/$defs/L"}
+
+
+def recursive(following, root=NODE, **others):
+    """Returns a schema of lists, each of which has the next one under `next`."""
+    list_of = LIST | {"properties": LIST["properties"] | {"next": following}}
+    return {"$defs": {"L": list_of, **others}, **root}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        recursive({"anyOf": [NODE, {"type": "null"}]}),
+        recursive({"anyOf": [NODE, {"type": "null"}], "default": None}),
+        recursive({"oneOf": [NODE, {"type": "null"}], "title": "Next"}),
+        recursive({"allOf": [NODE], "description": "as pydantic 1 and FastAPI write it"}),
+        recursive({"allOf": [NODE], "type": "object"}),
+        recursive({**NODE, "description": "a reference with others beside it"}),
+        recursive({**NODE, "type": "object"}, NODE | {"required": ["value"]}),
+        recursive({"anyOf": [{"$ref": "#/$defs/M"}, {"type": "null"}], "default": None},
+                  M={"allOf": [{"properties": {"value": {}}}, NODE], "title": "two classes"}),
+        recursive({"not": {"not": {"anyOf": [NODE, {"type": "null"}]}}}),
+        LIST | {"properties": LIST["properties"] | {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}], "title": ""}}},
+    ],
+)  # fmt: skip
+def test_references_are_counted_however_they_are_reached(schema):
+    found = automaton.build(json_schema.parse(schema))
+    of_depth = functools.reduce(lambda inner, _: [*inner, {"value": 1, "next": inner[-1]}], range(8), [{"value": 1}])
+    accepted = [found.accepts(json.dumps(each).encode()) for each in of_depth]
+    assert accepted[:3] == [True] * 3
+    assert not all(accepted)
+    assert not found.accepts(b'{"value": 1, "next": {"value": "a"}}')
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2, 4, "\t"])
+def test_whitespace_has_a_bound(indent):
+    value = {"a": {"b": [1, {"c": [], "d": {"e": None}}]}, "f": ""}
+    schema = {"anyOf": [{"const": {"a": {"b": 3}}}, {"const": value}]}
+    for counts in (False, True):
+        found = automaton.build(json_schema.parse(schema), counts=counts)
+        assert found.accepts(json.dumps(value, indent=indent).encode())
+        assert found.accepts(json.dumps(value, separators=(",", ":")).encode())
+        for wrong in ('"f" : ""', '"f":  ""', '"f": ""\n\n', '"f": ""' + 21 * " ", '\n\n"f": ""'):
+            assert not found.accepts(json.dumps(value).replace('"f": ""', wrong).encode())
+        for right in ('"f":""', '"f": ""\n', '"f": ""\n' + 20 * " ", '\n\t"f": ""'):
+            text = json.dumps(value, separators=(",", ": ")).replace('"f": ""', right)
+            assert found.accepts(text.encode())
+
+
+def test_line_breaks_take_few_states():
+    options = [{"type": "object", "properties": {name: {"type": "integer"}}} for name in ("aa", "ab", "b")]
+    items = {"type": "array", "items": {"anyOf": options}, "maxItems": 9}
+    assert len(automaton.build(json_schema.parse({"anyOf": options}), counts=True).moves) < 60
+    assert len(automaton.build(json_schema.parse(items), counts=True).moves) < 300
+
+
+def test_wrong_and_changed_schemas():
+    rng = random.Random(0)
+    of_keywords = rng.sample(list(schemas.keywords()), 70)
+    changes = [("changed", schemas.changed(rng.choice(CASES)[0], rng)) for _ in range(25)]
+    counts = schemas.sweep([*of_keywords, *changes], 0)
+    assert counts["fault"] == 0
+    assert min(counts["wrong"], counts["held"], counts["refused"]) > 3, counts

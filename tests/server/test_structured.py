@@ -96,7 +96,7 @@ def test_a_structural_tag(given):
             "response_format.json_schema.schema",
             "must be a JSON schema",
         ),
-        ({"guided_json": {"contains": {}}}, "guided_json", "#/contains: not supported"),
+        ({"guided_json": {"minContains": 1}}, "guided_json", "#/minContains: not supported"),
         ({"guided_json": "{"}, "guided_json", "guided_json has no grammar: "),
         ({"guided_regex": "(a"}, "guided_regex", r"regex '\(a'"),
         ({"guided_regex": 3}, "guided_regex", "must be a string"),
@@ -293,7 +293,7 @@ def test_two_grammars_and_wrong_schemas_are_refused(client):
     for options, message in (
         ({"tools": [tool("show")], "response_format": {"type": "json_object"}}, "two grammars"),
         ({"tools": [tool("show", {"not": {"contains": 1}}, strict=True)]}, "show: #"),
-        ({"extra_body": {"guided_json": {"type": "array", "contains": {}}}}, "guided_json has no grammar: #"),
+        ({"extra_body": {"guided_json": {"type": "array", "minContains": 1}}}, "guided_json has no grammar: #"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             asked(client, **options)
