@@ -12,26 +12,32 @@ import math
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from jlade.constraints import numbers, regex
 from jlade.constraints.automaton import (
+    COUNTED,
     EMPTY,
     LAST_CODE_POINT,
     NOTHING,
     Automaton,
+    Choice,
     Expression,
+    Named,
     Network,
     Ranges,
     Repeat,
+    TooLargeError,
     build,
     characters,
     choice,
+    counted,
     difference,
     intersection,
     literal,
+    meter,
     minimal,
     optional,
     sequence,
@@ -39,6 +45,7 @@ from jlade.constraints.automaton import (
     without,
 )
 from jlade.constraints.formats import FORMATS, UNSUPPORTED
+from jlade.constraints.moves import MOST_COUNT
 from jlade.constraints.numbers import Bound
 
 Schema = Mapping[str, Any] | bool
@@ -147,7 +154,9 @@ ESCAPED_CODE = sequence(
 
 
 def _is_nothing(expression: Expression) -> bool:
-    return not expression.is_final.any() if isinstance(expression, Automaton) else expression == NOTHING
+    if isinstance(expression, Automaton):
+        return not expression.is_final.any()
+    return isinstance(expression, Choice) and expression == NOTHING  # a series of nothing, the empty text, is equal
 
 
 class _Compiler:
@@ -247,6 +256,8 @@ class _Compiler:
                 return [self.merged(*pair, path) for pair in pairs]
             case "properties" | "patternProperties" | "additionalProperties":
                 return one  # see `_merge_objects`
+            case "pattern" | "format":
+                return (*_all(one), *_all(other))
             case "multipleOf" if all(float(each).is_integer() for each in (one, other)):
                 return math.lcm(int(one), int(other))
         raise UnsupportedError(f"{path}/allOf: {key} in several schemas is not supported")
@@ -497,11 +508,11 @@ class _Compiler:
         item = sequence(choice(*items), self.space)
         comma = sequence(literal(","), self.space)
         number = max(least, 1)
-        if most is None:  # the last of the least items repeats
+        if most is None and least <= COUNTED:  # the last of the least items repeats
             further = Network(3, ((0, item, 1), (1, comma, 0), (1, None, 2)))
             content = sequence(Repeat(sequence(item, comma), number - 1, number - 1), further)
         else:
-            content = sequence(item, Repeat(sequence(comma, item), number - 1, most - 1))
+            content = sequence(item, Repeat(sequence(comma, item), number - 1, None if most is None else most - 1))
         return sequence(literal(begin), self.space, content if least else optional(content), literal(end))
 
     def _null(self, schema: Mapping[str, Any], path: str) -> Expression:
@@ -511,53 +522,51 @@ class _Compiler:
         return choice(literal("true"), literal("false"))
 
     def _integer(self, schema: Mapping[str, Any], path: str) -> Expression:
-        least, most = _bounds(schema, path)
-        found = numbers.integers(least, most)
-        if "multipleOf" in schema:
-            divisor = Fraction(str(schema["multipleOf"]))
-            if divisor.denominator != 1 or not 0 < divisor <= 10_000:
-                raise UnsupportedError(f"{path}/multipleOf: must be an integer up to 10000, got {schema['multipleOf']}")
-            found = intersection(found, numbers.multiples(int(divisor)))
-        return found
+        return self._number(schema, path, numbers.integers)
 
-    def _number(self, schema: Mapping[str, Any], path: str) -> Expression:
-        if "multipleOf" in schema:
-            divisor = Fraction(str(schema["multipleOf"]))
-            if divisor.denominator == 1:
-                return self._integer(schema, path)
-            places = len(str(divisor.denominator)) - 1
-            if divisor != Fraction(1, 10**places):
-                raise UnsupportedError(f"{path}/multipleOf: {schema['multipleOf']} of numbers is not supported")
-            form = sequence(numbers.INTEGER, optional(sequence(literal("."), Repeat(numbers.DIGIT, 1, places))))
-            return intersection(numbers.decimals(*_bounds(schema, path)), form)
-        return numbers.decimals(*_bounds(schema, path))
+    def _number(
+        self, schema: Mapping[str, Any], path: str, between: Callable[..., Expression] = numbers.decimals
+    ) -> Expression:
+        divisor = _decimal(schema, "multipleOf", path) if "multipleOf" in schema else None
+        if divisor is not None and divisor <= 0:
+            raise ValueError(f"{path}/multipleOf: must be above 0, got {schema['multipleOf']}")
+        try:
+            return between(*_bounds(schema, path), divisor)
+        except numbers.DivisorError as error:
+            raise UnsupportedError(f"{path}/multipleOf: {error}") from error
 
     def _string(self, schema: Mapping[str, Any], path: str) -> Expression:
         parts: list[Expression] = []
         least, most = (_count(schema, key, path) for key in ("minLength", "maxLength"))
-        if "pattern" in schema:
+        for pattern in _all(schema.get("pattern", ())):
             try:
-                parts.append(regex.parse(schema["pattern"], string_of, anchored=False))
+                parts.append(regex.parse(pattern, string_of, anchored=False))
             except ValueError as error:
                 raise UnsupportedError(f"{path}/pattern: {error}") from error
-        if (name := str(schema.get("format"))) in UNSUPPORTED:
-            raise UnsupportedError(f"{path}/format: {name!r} is not supported")
-        if name in FORMATS:
-            parts.append(regex.parse(FORMATS[name], string_of))
-        if least or most is not None:
-            if most is not None and most < (least or 0):
-                return NOTHING
-            parts.append(Repeat(_character(), least or 0, most))
-        if not parts:
-            return _any_string()
-        content = functools.reduce(intersection, parts) if len(parts) > 1 else parts[0]
-        if isinstance(content, Automaton) and not content.is_final.any():
+        for name in map(str, _all(schema.get("format", ()))):
+            if name in UNSUPPORTED:
+                raise UnsupportedError(f"{path}/format: {name!r} is not supported")
+            if name in FORMATS:
+                parts.append(regex.parse(FORMATS[name], string_of))
+        if most is not None and most < (least or 0):
             return NOTHING
-        return sequence(literal('"'), content, literal('"'))
+        limit = _limit(schema, path, "minLength", "maxLength")
+        if not parts and not limit:
+            return _any_string()
+        try:
+            content = functools.reduce(intersection, parts) if parts else Repeat(_character(), least or 0, most)
+            if parts and limit:
+                content = counted(content, _characters(), least or 0, most)
+        except TooLargeError as error:
+            raise TooLargeError(f"{path}/{limit or 'pattern'}") from error
+        if _is_nothing(content):
+            return NOTHING
+        found = sequence(literal('"'), content, literal('"'))
+        return Named(found, f"{path}/{limit}") if limit else found
 
     def _array(self, schema: Mapping[str, Any], path: str) -> Expression:
         least, most = (_count(schema, key, path) for key in ("minItems", "maxItems"))
-        least = least or 0
+        least, limit = least or 0, _limit(schema, path, "minItems", "maxItems")
         if schema.get("uniqueItems") and (most is None or most > 1):
             raise UnsupportedError(f"{path}/uniqueItems: not supported")
         if "contains" in schema:
@@ -568,7 +577,8 @@ class _Compiler:
             first, items, rest_path = items, schema.get("additionalItems", True), f"{path}/additionalItems"
         rest = self.value(items, rest_path) if most is None or most > len(first) else NOTHING
         if not first:
-            return self._array_of(rest, least, most)
+            found = self._array_of(rest, least, most)
+            return Named(found, f"{path}/{limit}") if limit and not _is_nothing(found) else found
         edges: list[tuple[int, Expression | None, int]] = [(0, sequence(literal("["), self.space), 1)]
         # Place 1 + i is after i items; the last one is after the array.
         last = len(first) + 2
@@ -709,6 +719,12 @@ class _Compiler:
 def _character() -> Automaton:
     """Returns any character of a string in its usual spelling."""
     return minimal(build(string_of(ALL)))
+
+
+@functools.cache
+def _characters() -> Automaton:
+    """Returns the automaton that counts the characters of strings in their usual spelling."""
+    return meter(_character())
 
 
 @functools.cache
@@ -873,6 +889,23 @@ def _count(schema: Mapping[str, Any], key: str, path: str) -> int | None:
     return int(value)
 
 
+def _all(value: Any) -> tuple[Any, ...]:
+    """Returns the values of a keyword: of several schemas in one it is a tuple, which JSON has not."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _limit(schema: Mapping[str, Any], path: str, least: str, most: str) -> str | None:
+    """Returns the keyword of the larger of two counts with its value, None without counts.
+
+    Raises:
+      UnsupportedError: the least number is too large to be counted.
+    """
+    if (schema.get(least) or 0) > MOST_COUNT:
+        raise UnsupportedError(f"{path}/{least}: must be at most {MOST_COUNT}, got {schema[least]}")
+    key = next((key for key in (most, least) if schema.get(key) is not None), None)
+    return key and f"{key} of {schema[key]}"
+
+
 def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound | None]:
     """Returns the least and the greatest number of a schema."""
     bounds = []
@@ -885,10 +918,21 @@ def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound |
             value = schema.get(key)
             if value is None or isinstance(value, bool):
                 continue
-            if not isinstance(value, int | float):
-                raise ValueError(f"{path}/{key}: must be a number, got {value!r}")
-            found.append(Bound(Fraction(str(value)), is_inclusive and schema.get(exclusive) is not True))
+            found.append(Bound(_decimal(schema, key, path), is_inclusive and schema.get(exclusive) is not True))
+            if abs(value) >= numbers.LIMIT and (value > 0) == (tighter is max):
+                raise UnsupportedError(f"{path}/{key}: numbers have up to {numbers.MOST_WHOLE} digits, got {value}")
         # At equal values the exclusive bound is the tighter one.
         sign = 1 if tighter is max else -1
         bounds.append(max(found, key=lambda bound: (sign * bound.value, not bound.inclusive)) if found else None)
     return bounds[0], bounds[1]
+
+
+def _decimal(schema: Mapping[str, Any], key: str, path: str) -> Fraction:
+    """Returns the value of a number in a schema."""
+    value = schema[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{path}/{key}: must be a number, got {value!r}")
+    found = Fraction(str(value))
+    if (found * 10**numbers.MOST_PLACES).denominator > 1:
+        raise UnsupportedError(f"{path}/{key}: must have up to {numbers.MOST_PLACES} decimal places, got {value}")
+    return found

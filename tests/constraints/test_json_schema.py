@@ -20,6 +20,25 @@ CASES = [
     ({"type": ["string", "null"], "minLength": 1, "maxLength": 3}, ["a", "é😀\n", None], ["", "abcd", 1]),
     ({"type": "string", "pattern": "^[a-z]+-\\d{2}$"}, ["ab-12"], ["ab-1", "AB-12", "xab-12x"]),
     ({"type": "string", "pattern": "a.b", "maxLength": 4}, ["axb", "axby"], ["ab", "axbyz"]),
+    (
+        {"type": "string", "pattern": "^[a-z]+@?[a-z]{2}$", "minLength": 5, "maxLength": 9},
+        ["ab@cd", "abcdef@hi", "abcdefghi"],
+        ["a@bc", "abcdefg@hi", "abcdefghij"],
+    ),
+    ({"type": "string", "format": "email", "maxLength": 12}, ["a@b.c", "abcdefgh@i.j"], ["abcdefghi@i.j", "a.b"]),
+    (
+        {"type": "array", "items": {"type": "string", "pattern": "^a", "maxLength": 9}, "minItems": 9},
+        [["a" * 9] * 9],
+        [["a"] * 8, ["a" * 10] * 9],
+    ),
+    (
+        {"allOf": [{"type": "string", "pattern": "^[a-z]*$"}, {"pattern": "b.*c"}, {"pattern": "d", "maxLength": 9}]},
+        ["bdc", "dabac"],
+        ["bc", "bd", "bdC", "bbbbdccccc"],
+    ),
+    ({"type": "number", "multipleOf": 0.5, "minimum": 0}, [0, 0.5, 1.5, 20], [0.25, -0.5, "1"]),
+    ({"type": "number", "multipleOf": 0.25, "exclusiveMaximum": 3}, [0.25, 2.75, -7], [0.1, 3]),
+    ({"type": "number", "minimum": -1e308, "maximum": 1e308}, [0, -5.25, 10**19], ["a"]),
     ({"type": "string", "format": "of-my-own", "maxLength": 2}, ["", "ab"], ["abc", 1]),
     ({"type": "string", "format": "date"}, ["2024-02-29", "2000-02-29"], ["2024-13-01", "2023-02-29", "1900-02-29"]),
     ({"enum": ["a\"b", 1, None, {"x": [1, 2]}]}, ['a"b', 1, None, {"x": [1, 2]}], ["a", 2, {"x": [1]}]),
@@ -116,8 +135,10 @@ CASES = [
 
 
 def accepts(schema, value, **options):
-    found = automaton.build(json_schema.parse(schema))
-    return found.accepts(json.dumps(value, ensure_ascii=False, **options).encode())
+    text, parsed = json.dumps(value, ensure_ascii=False, **options).encode(), json_schema.parse(schema)
+    found, counting = (automaton.build(parsed, counts).accepts(text) for counts in (False, True))
+    assert found == counting
+    return found
 
 
 @pytest.mark.parametrize(("schema", "right", "wrong"), CASES, ids=lambda each: None)
@@ -196,6 +217,11 @@ def distances(found):
         ),
         ({"$ref": "other.json#/a"}, "#/$ref: 'other.json#/a' is not in this document"),
         ({"type": "string", "not": {"minLength": 2}}, "#/not: not supported"),
+        ({"type": "string", "minLength": 65_536}, "#/minLength: must be at most 65535, got 65536"),
+        ({"items": {"type": "array", "minItems": 10**6}}, "#/items/minItems: must be at most 65535, got 1000000"),
+        ({"type": "number", "minimum": 1e308}, "#/minimum: numbers have up to 20 digits, got 1e+308"),
+        ({"type": "number", "maximum": 5e-324}, "#/maximum: must have up to 40 decimal places, got 5e-324"),
+        ({"type": "number", "multipleOf": 1.23456}, "#/multipleOf: with 5 decimal places must be at most 0.01428"),
         ({"type": "object", "minProperties": 2}, "#/minProperties: 2 of names that may repeat"),
         (functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(120), {}), "#: its references"),
         ({"allOf": [{"prefixItems": [{}]}, {"items": {"type": "null"}}]}, "items in order beside other items"),
@@ -204,6 +230,53 @@ def distances(found):
 def test_what_a_table_cannot_hold_is_refused(schema, message):
     with pytest.raises(json_schema.UnsupportedError, match=re.escape(message)):
         json_schema.parse(schema)
+
+
+HTTP_URL = {"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}
+RECORD = {
+    "url": HTTP_URL,
+    "other": {"anyOf": [HTTP_URL, {"type": "null"}]},
+    "time": {"type": "string", "format": "date-time"},
+    "id": {"type": "string", "format": "uuid"},
+    "emails": {"type": "array", "items": {"type": "string", "format": "email", "maxLength": 254}, "maxItems": 10},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "most"),
+    [
+        (HTTP_URL, 20),
+        ({"type": "object", "properties": RECORD, "required": [*RECORD]}, 350),
+        ({"type": "string", "pattern": r"\S", "maxLength": 1000}, 60),
+        ({"type": "string", "pattern": r"^\S+$", "maxLength": 65_535}, 60),
+        ({"type": "string", "format": "uri", "minLength": 3000, "maxLength": 65_535}, 20),
+        ({"type": "string", "minLength": 2500}, 20),
+        ({"type": "string", "maxLength": 10**9}, 20),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 1000, "maxItems": 10**6}, 30),
+        ({"type": "array", "items": {"type": "array", "items": {"type": "number"}, "maxItems": 1000}}, 45),
+    ],
+)
+def test_counts_take_no_states(schema, most):
+    assert len(automaton.build(json_schema.parse(schema), counts=True).is_final) <= most
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            {"properties": {"a": {"anyOf": [{"type": "string", "maxLength": each} for each in (5000, 6000)]}}},
+            "#/properties/a/anyOf/0/maxLength of 5000: an automaton of more than 32767 states",
+        ),
+        (
+            {"type": "array", "items": {"type": "array", "items": HTTP_URL, "maxItems": 50}, "maxItems": 5000},
+            "#/maxItems of 5000: an automaton of more than 32767 states",
+        ),
+        ({"type": "string", "pattern": "^(a|b)*a(a|b){20}$", "maxLength": 30}, "#/maxLength of 30: an automaton of"),
+    ],
+)
+def test_what_is_too_large_has_a_name(schema, message):
+    with pytest.raises(automaton.TooLargeError, match=re.escape(message)):
+        automaton.build(json_schema.parse(schema), counts=True)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +289,8 @@ def test_what_a_table_cannot_hold_is_refused(schema, message):
         ({"allOf": [{"const": 1}, {"const": 2}]}, "the schema accepts no value"),
         ({"const": 1, "enum": [2]}, "the schema accepts no value"),
         ({"dependencies": {"a": 3}}, "#/dependencies/a: must be a list of names or a schema, got 3"),
+        ({"multipleOf": 0}, "#/multipleOf: must be above 0, got 0"),
+        ('{"minimum": 1e999}', "#/minimum: must be a number, got inf"),
         ({"anyOf": []}, "#/anyOf: must be a list of schemas"),
         ({"$ref": "#"}, "leads to itself"),
     ],
