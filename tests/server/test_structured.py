@@ -119,6 +119,14 @@ def test_wrong_fields(body, param, message):
     assert error.value.body["error"]["param"] == param
 
 
+def test_a_table_that_is_too_large_is_refused_by_its_field():
+    reader = dataclasses.replace(json_chat.READER, max_grammar=128)
+    asked = reader.completion({"prompt": "a", "guided_regex": "[a-z]+"})
+    with pytest.raises(RequestError, match="guided_regex has no grammar: grammar must have a table of") as error:
+        reader.with_grammar(asked)
+    assert error.value.body["error"]["param"] == "guided_regex"
+
+
 HERMES = Form(
     '\n<tool_call>\n{"name": "',
     '", "arguments": ',
