@@ -415,7 +415,7 @@ class _Graph:
                 end = self._add_automaton(expression, begin)
             case Counted(automaton=automaton):
                 if self._may_count(expression):
-                    self.loops.append(_Loop(expression, *automaton.bounds[-1].tolist()))
+                    self.loops.append(_Loop(expression, expression.least, _most_counted(expression.most)))
                     end = self._add_automaton(automaton, begin, len(self.loops) - 1)
                 else:
                     end = self._add_automaton(expression.unrolled(), begin)
@@ -828,7 +828,8 @@ class _Ways(NamedTuple):
         states, classes = np.nonzero(automaton.moves != DEAD)
         moves = automaton.moves[states, classes]
         found = np.stack([states, moves_lib.state_after(moves), moves_lib.begun(moves)])
-        return cls(*np.unique(found, axis=1), automaton.is_final)
+        source, target, begins = np.unique(found, axis=1)
+        return cls(source, target, begins, automaton.is_final)
 
     def fewest(self) -> np.ndarray:
         """Returns the fewest iterations that begin after each state before a text ends [S], `FAR` for no way."""

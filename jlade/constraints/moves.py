@@ -23,7 +23,7 @@ LONGEST = 2 ** (_LEAVES - _BEFORE)  # bytes of a token, so that the iterations t
 Array = Any  # int32, of NumPy or JAX, or an int
 
 
-def move(state: int, begun: int = 0, leaves: bool = False) -> int:
+def move(state: Array, begun: Array = 0, leaves: bool = False) -> Array:
     """Returns the move of a byte, which begins some iterations after it has left a loop or none."""
     return state | begun << _COUNT | leaves << _LEAVES
 
