@@ -5,10 +5,11 @@ of a string, where the next byte always says whether another one begins: its sta
 of all.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Set
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from jlade.constraints import moves as moves_lib
 from jlade.constraints.moves import DEAD
 
 MOST_STATES = moves_lib.STATE  # of an automaton; those of larger ones would take minutes to find
+MOST_PLACES = 8 * MOST_STATES  # of a nondeterministic automaton, of which one is made
 COUNTED = 8  # iterations of which a repetition is counted
 NO_LOOP = -1
 LAST_CODE_POINT = 0x10FFFF
@@ -23,10 +25,15 @@ SURROGATES = (0xD800, 0xDFFF)
 
 
 class TooLargeError(ValueError):
-    """An automaton has more than `MOST_STATES` states."""
+    """An automaton has more than `MOST_STATES` states.
 
-    def __init__(self) -> None:
-        super().__init__(f"an automaton has more than {MOST_STATES} states")
+    Args:
+      name: of the part that has most of them, None if there is no such part.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__((f"{name}: " if name else "") + f"an automaton of more than {MOST_STATES} states is too large")
+        self.name = name
 
 
 class Byte(NamedTuple):
@@ -60,6 +67,13 @@ class Network(NamedTuple):
 
     size: int
     edges: tuple[tuple[int, "Expression | None", int], ...]
+
+
+class Named(NamedTuple):
+    """An expression with a name for errors."""
+
+    part: "Expression"
+    name: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +146,7 @@ class Automaton:
     def ends(self, state: int) -> bool:
         """Whether a text may end in a state, which has a count."""
         least = 0 if self.bounds is None else self.bounds[state & moves_lib.STATE, 0]
-        return bool(self.is_final[state & moves_lib.STATE]) and moves_lib.count(state) >= least
+        return bool(self.is_final[state & moves_lib.STATE] and moves_lib.count(state) >= least)
 
     def run(self, text: bytes, state: int = 0) -> int:
         """Returns the state after a text, with its count."""
@@ -146,7 +160,21 @@ class Automaton:
         return state
 
 
-Expression = Byte | Series | Choice | Repeat | Network | Automaton
+class Counted(NamedTuple):
+    """The texts of an automaton with some number of iterations, which another one counts; made by `counted`."""
+
+    part: Automaton
+    counter: Automaton
+    least: int
+    most: int | None
+    automaton: Automaton  # that has one loop, and its first state outside of it
+
+    def unrolled(self) -> Automaton:
+        """Returns the automaton that has states for each number of iterations."""
+        return intersection(self.part, _repeated(self.counter, self.least, self.most))
+
+
+Expression = Byte | Series | Choice | Repeat | Network | Named | Automaton | Counted
 EMPTY = Series(())
 NOTHING = Choice(())
 
@@ -237,46 +265,90 @@ def _utf8(first: int, last: int) -> tuple[Expression, ...]:
     return (sequence(*(byte_range(*pair) for pair in zip(begin, end, strict=True))),)
 
 
+class _Loop(NamedTuple):
+    """A part of a graph whose iterations are counted."""
+
+    part: Repeat | Counted
+    least: int
+    most: int
+
+
 class _Graph:
     """A nondeterministic automaton that grows, with moves that read nothing.
 
-    A counted loop has one place between iterations. From there lead a state in which an iteration begins, and one in
-    which the loop has been left.
+    A repetition that is counted has one place between iterations. From there lead a state in which an iteration begins,
+    and one in which the loop has been left. The moves of an automaton that counts have iterations of their own.
 
     Args:
       unrolled: repetitions that are not counted; None for all.
     """
 
-    def __init__(self, unrolled: Set[Repeat] | None) -> None:
-        self.reads: list[list[tuple[int, int]]] = []  # of each state: a set of bytes, and the state after it
+    def __init__(self, unrolled: Set[Repeat | Counted] | None) -> None:
+        # Of each state: a set of bytes, the state after it, and the iterations that it begins.
+        self.reads: list[list[tuple[int, int, int]]] = []
         self.skips: list[list[int]] = []
         self.loop: list[int] = []  # of each state, `NO_LOOP` for none
-        self.loops: list[Repeat] = []
+        self.loops: list[_Loop] = []
         self.between: set[int] = set()  # the places between iterations
         self.begins: set[int] = set()  # states in which an iteration begins
         self.unrolled = unrolled
         self.current = NO_LOOP
+        self.sizes = collections.Counter[str]()  # states of the parts that have names
+        self.known_sizes: dict[tuple[int, bool], float] = {}
         self.begin = self.end = self.state()
 
     def state(self) -> int:
         self.reads.append([])
         self.skips.append([])
         self.loop.append(self.current)
-        if len(self.reads) > 40 * MOST_STATES:
+        if len(self.reads) > MOST_PLACES:
             raise TooLargeError
         return len(self.reads) - 1
 
+    def largest(self) -> str | None:
+        """Returns the name of the part that has most of the states."""
+        return next((name for name, size in self.sizes.items() if 2 * size > len(self.reads)), None)
+
+    def _may_count(self, part: Repeat | Counted) -> bool:
+        return self.unrolled is not None and self.current == NO_LOOP and part not in self.unrolled
+
     def _is_counted(self, part: Repeat) -> bool:
-        """Whether a repetition is a loop: it has more iterations than each one within it."""
-        if self.unrolled is None or self.current != NO_LOOP or part.most is None:
+        """Whether a repetition is a loop: it takes more states than those within it if they are not counted."""
+        number = _iterations(part)
+        if not self._may_count(part) or number < COUNTED or part.least > moves_lib.MOST_COUNT:
             return False
-        is_long = COUNTED <= part.most <= moves_lib.MOST_COUNT
-        return is_long and part not in self.unrolled and _most_within(part.part) < part.most
+        return self._size(part.part, False) <= number * self._size(part.part, True)
+
+    def _size(self, expression: Expression, counts: bool) -> float:
+        """Returns about the number of states of an expression, which may count or not."""
+        key = id(expression), counts
+        if key not in self.known_sizes:
+            self.known_sizes[key] = self._found_size(expression, counts)
+        return self.known_sizes[key]
+
+    def _found_size(self, expression: Expression, counts: bool) -> float:
+        match expression:
+            case Series(parts) | Choice(parts):
+                return 1 + sum(self._size(part, counts) for part in parts)
+            case Network(size, edges):
+                return size + sum(self._size(part, counts) for _, part, _ in edges if part is not None)
+            case Named(part):
+                return self._size(part, counts)
+            case Repeat(part):
+                number, alone = _iterations(expression), self._size(part, False)
+                if counts and number >= COUNTED:
+                    return min(alone, number * self._size(part, True))
+                return number * (self._size(part, True) if counts else alone)
+            case Automaton(is_final=is_final):
+                return len(is_final)
+            case Counted(part, _, least, most):
+                return len(part.is_final) * (1 if counts else least + 1 if most is None else most)
+        return 1
 
     def _add_loop(self, part: Repeat, begin: int) -> int:
         """Adds a counted loop, and returns the state in which it has been left."""
         self.current = len(self.loops)
-        self.loops.append(part)
+        self.loops.append(_Loop(part, part.least, _most_counted(part.most)))
         between, first = self.state(), self.state()
         self.between.add(between)
         self.begins.add(first)
@@ -293,7 +365,7 @@ class _Graph:
         match expression:
             case Byte(accepted):
                 end = self.state()
-                self.reads[begin].append((accepted, end))
+                self.reads[begin].append((accepted, end, 0))
             case Series(parts):
                 end = begin
                 for part in parts:
@@ -307,6 +379,7 @@ class _Graph:
             case Repeat() if self._is_counted(expression):
                 end = self._add_loop(expression, begin)
             case Repeat(part, least, most):
+                self._check_unrolled(expression)
                 end = begin
                 for _ in range(least):
                     end = self.add(part, end)
@@ -335,52 +408,79 @@ class _Graph:
                         first = self.state()
                         self.skips[places[source]].append(first)
                         self.skips[self.add(move, first)].append(places[target])
+            case Named(part, name):
+                before = len(self.reads)
+                try:
+                    end = self.add(part, begin)
+                except TooLargeError as error:
+                    raise TooLargeError(error.name and name) from None
+                finally:
+                    self.sizes[name] += len(self.reads) - before
             case Automaton():
                 end = self._add_automaton(expression, begin)
+            case Counted(automaton=automaton):
+                if self._may_count(expression):
+                    self.loops.append(_Loop(expression, expression.least, _most_counted(expression.most)))
+                    end = self._add_automaton(automaton, begin, len(self.loops) - 1)
+                else:
+                    end = self._add_automaton(expression.unrolled(), begin)
         return end
 
-    def _add_automaton(self, automaton: Automaton, begin: int) -> int:
-        end, states = self.state(), [self.state() for _ in automaton.next_state]
-        members = [0] * automaton.next_state.shape[1]
+    def _check_unrolled(self, part: Repeat) -> None:
+        """Raises the error of a repetition without a loop that has too many states, before they are made."""
+        number = _iterations(part)
+        # The states of a deterministic part are certain, those of others are a guess.
+        most = 2 * MOST_STATES if isinstance(part.part, Automaton) else MOST_PLACES
+        counts = self.unrolled is not None and self.current == NO_LOOP
+        if number > MOST_STATES or number * self._size(part.part, counts) > most:
+            raise TooLargeError(f"a repetition of {part.least} to {'any number' if part.most is None else part.most}")
+
+    def _add_automaton(self, automaton: Automaton, begin: int, loop: int = NO_LOOP) -> int:
+        """Adds an automaton, whose states but for the first one may be in a loop."""
+        end, first = self.state(), self.state()
+        around, self.current = self.current, self.current if loop == NO_LOOP else loop
+        states = [first, *(self.state() for _ in automaton.is_final[1:])]
+        self.current = around
+        members = [0] * automaton.moves.shape[1]
         for byte, each in enumerate(automaton.class_of_byte):
             members[each] |= 1 << byte
         self.skips[begin].append(states[0])
-        for state, row, is_final in zip(states, automaton.next_state, automaton.is_final, strict=True):
+        for state, row, is_final in zip(states, automaton.moves, automaton.is_final, strict=True):
             accepted: dict[int, int] = {}
-            for member, target in zip(members, row.tolist(), strict=True):
-                if target != DEAD:
-                    accepted[target] = accepted.get(target, 0) | member
-            self.reads[state] += [(each, states[target]) for target, each in accepted.items()]
+            for member, move in zip(members, row.tolist(), strict=True):
+                if move != DEAD:
+                    accepted[move] = accepted.get(move, 0) | member
+            self.reads[state] += [
+                (each, states[move & moves_lib.STATE], moves_lib.begun(move)) for move, each in accepted.items()
+            ]
             if is_final:
                 self.skips[state].append(end)
+                if loop != NO_LOOP and state != first:
+                    self.between.add(state)
         return end
 
 
-def _most_within(expression: Expression) -> int:
-    """Returns the most iterations of the bounded repetitions in an expression."""
-    match expression:
-        case Series(parts) | Choice(parts):
-            return max(map(_most_within, parts), default=0)
-        case Repeat(part, _, most):
-            return max(most or 0, _most_within(part))
-        case Network(_, edges):
-            return max((_most_within(part) for _, part, _ in edges if part is not None), default=0)
-    return 0
+def _iterations(part: Repeat) -> int:
+    """Returns the iterations of a repetition that take states if they are not counted."""
+    return part.least + 1 if part.most is None else part.most
 
 
-class _Member(NamedTuple):
-    """One of the states of a graph in which a text may be, and what has been passed since the last byte."""
+def _most_counted(most: int | None) -> int:
+    """Returns the most iterations of a loop: the count has no place for more."""
+    return min(moves_lib.MOST_COUNT, moves_lib.MOST_COUNT if most is None else most)
 
-    state: int
-    begins: bool = False  # an iteration has begun, in the loop of the text or in the next one
-    leaves: bool = False  # the loop of the text has been left
+
+# One of the states of a graph in which a text may be, and what has been passed since the last byte: whether an
+# iteration begins, in the loop of the text or in the next one, and whether the loop of the text has been left. It is a
+# plain tuple, as a NamedTuple takes three times as long to make.
+_Member = tuple[int, bool, bool]
 
 
 class _Subset(NamedTuple):
     """The states of a graph in which a text may be: a state of the deterministic automaton."""
 
     members: frozenset[_Member]
-    loop: int  # which counts for all of them, or `NO_LOOP`
+    bounds: tuple[int, int] | None  # of the loops, which have one count for all of them; None outside of loops
 
 
 class _AmbiguousError(Exception):
@@ -397,25 +497,26 @@ def _closure(graph: _Graph, state: int) -> frozenset[_Member]:
     Raises:
       _AmbiguousError: an iteration may be empty.
     """
-    seen, left = {_Member(state)}, [_Member(state)]
+    first = state, False, False
+    seen, left = {first}, [first]
     while left:
         here, begins, leaves = left.pop()
         for target in graph.skips[here]:
-            after = _Member(target, begins, leaves)
+            after = target, begins, leaves
             if target in graph.begins:
-                after = _Member(target, True, leaves)
+                after = target, True, leaves
             elif target in graph.between and begins:
                 raise _AmbiguousError({graph.loop[target]})
             elif here in graph.between:
                 loop = graph.loop[here]
                 if loop == graph.loop[state] and not leaves:
-                    after = _Member(target, begins, True)
+                    after = target, begins, True
                 elif graph.loops[loop].least > 0:  # it has just been entered
                     continue
             if after not in seen:
                 seen.add(after)
                 left.append(after)
-    return frozenset(each for each in seen if graph.reads[each.state] or each.state == graph.end)
+    return frozenset(each for each in seen if graph.reads[each[0]] or each[0] == graph.end)
 
 
 def build(expression: Expression, counts: bool = False) -> Automaton:
@@ -430,14 +531,19 @@ def build(expression: Expression, counts: bool = False) -> Automaton:
     """
     if isinstance(expression, Automaton):
         return expression
-    unrolled = set[Repeat]() if counts else None
+    if isinstance(expression, Counted) and not counts:
+        return expression.unrolled()
+    unrolled = set[Repeat | Counted]() if counts else None
     while True:
         graph = _Graph(unrolled)
-        graph.end = graph.add(expression, graph.begin)
-        found, ambiguous = _determined(graph)
+        try:
+            graph.end = graph.add(expression, graph.begin)
+            found, ambiguous = _determined(graph)
+        except TooLargeError as error:
+            raise TooLargeError(error.name or graph.largest()) from None
         if unrolled is None or not ambiguous:
             return found
-        unrolled |= {graph.loops[loop] for loop in ambiguous}
+        unrolled |= {graph.loops[loop].part for loop in ambiguous}
 
 
 def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
@@ -446,31 +552,36 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
     Raises:
       TooLargeError: it has more than `MOST_STATES` states.
     """
-    class_of_byte, members = _byte_classes({accepted for reads in graph.reads for accepted, _ in reads})
-    reads = [[(members[accepted], target) for accepted, target in reads] for reads in graph.reads]
+    class_of_byte, members = _byte_classes({accepted for reads in graph.reads for accepted, _, _ in reads})
+    reads = [[(members[accepted], target, begun) for accepted, target, begun in reads] for reads in graph.reads]
     closure, ambiguous = functools.cache(functools.partial(_closure, graph)), set[int]()
+    bounds_of = [(each.least, each.most) for each in graph.loops] + [None]  # the last for `NO_LOOP`
 
     def subset(states: frozenset[int]) -> _Subset:
         try:
-            if len(loops := {graph.loop[each] for each in states}) > 1:
+            # Loops of equal bounds may have one count: they are entered by the same byte, and begin their iterations
+            # by the same bytes, or else the moves are ambiguous.
+            loops = {graph.loop[each] for each in states}
+            if len(bounds := {bounds_of[each] for each in loops}) > 1:
                 raise _AmbiguousError(loops)
-            return _Subset(frozenset().union(*map(closure, states)), loops.pop())
+            return _Subset(frozenset().union(*map(closure, states)), bounds.pop())
         except _AmbiguousError as error:
             ambiguous.update(error.loops)
-            return _Subset(frozenset(), NO_LOOP)
+            return _Subset(frozenset(), None)
 
     first = subset(frozenset([graph.begin]))
     places, subsets, rows = {first: 0}, [first], list[np.ndarray]()
     while len(rows) < len(subsets):
         here = subsets[len(rows)]
         targets: dict[int, set[int]] = {}
-        passed: dict[int, tuple[bool, bool]] = {}
+        passed: dict[int, tuple[int, bool]] = {}
         for state, begins, leaves in here.members:
-            for classes, target in reads[state]:
+            for classes, target, begun in reads[state]:
+                passes = begins + begun, leaves
                 for each in classes:
                     targets.setdefault(each, set()).add(target)
-                    if passed.setdefault(each, (begins, leaves)) != (begins, leaves):
-                        ambiguous.add(here.loop)
+                    if passed.setdefault(each, passes) != passes:
+                        ambiguous |= {graph.loop[other] for other in targets[each]}
         row = np.full(class_of_byte.max() + 1, DEAD, np.int32)
         known: dict[frozenset[int], int] = {}
         for each, reached in targets.items():
@@ -485,11 +596,10 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
                 known[key] = places[after]
             row[each] = moves_lib.move(known[key], *passed[each])
         rows.append(row)
-    is_final = np.array([any(member.state == graph.end for member in each.members) for each in subsets])
+    is_final = np.array([any(state == graph.end for state, _, _ in each.members) for each in subsets])
     bounds = None
     if graph.loops:
-        of_loop = [(each.least, each.most) for each in graph.loops]
-        bounds = np.array([*of_loop, (0, moves_lib.UNBOUNDED)], np.int32)[[each.loop for each in subsets]]
+        bounds = np.array([each.bounds or (0, moves_lib.UNBOUNDED) for each in subsets], np.int32)
     return _trimmed(Automaton(np.stack(rows), class_of_byte, is_final, bounds)), ambiguous - {NO_LOOP}
 
 
@@ -564,42 +674,215 @@ def _trimmed(automaton: Automaton) -> Automaton:
 
 def intersection(first: Expression, second: Expression) -> Automaton:
     """Returns the automaton of the texts that both expressions accept."""
-    return _product(build(first), build(second), lambda x, y: x & y)
+    first, second = build(first), build(second)
+    pairs = _pairs(first, second, both=True)
+    states = pairs.states
+    is_final = first.is_final[states[:, 0]] & second.is_final[states[:, 1]]
+    return _trimmed(Automaton(pairs.next_state, pairs.class_of_byte, is_final))
 
 
 def difference(first: Expression, second: Expression) -> Automaton:
     """Returns the automaton of the texts that the first expression accepts and the second does not."""
-    return _product(build(first), build(second), lambda x, y: x & ~y)
+    first, second = build(first), build(second)
+    pairs = _pairs(first, second, both=False)
+    states = pairs.states
+    is_final = first.is_final[states[:, 0]] & ~np.append(second.is_final, False)[states[:, 1]]
+    return _trimmed(Automaton(pairs.next_state, pairs.class_of_byte, is_final))
 
 
-def _product(first: Automaton, second: Automaton, is_final: Callable[[np.ndarray, np.ndarray], Any]) -> Automaton:
+class _Pairs(NamedTuple):
+    """The pairs of states in which two automata may be after a text: states of their product."""
+
+    next_state: np.ndarray  # [S, K] int32
+    class_of_byte: np.ndarray  # [256] int32
+    states: np.ndarray  # [S, 2], the last state of an automaton and one for `DEAD`
+    classes: np.ndarray  # [2, K], of each automaton
+
+
+def _pairs(first: Automaton, second: Automaton, both: bool) -> _Pairs:
+    """Returns the pairs of states that texts of the first automaton reach, or texts of both.
+
+    Raises:
+      TooLargeError: there are more than `MOST_STATES`.
+    """
     pairs = np.stack([first.class_of_byte, second.class_of_byte])
     classes, class_of_byte = np.unique(pairs, axis=1, return_inverse=True)
+    number = len(second.is_final) + 1  # of the second one's states, with one for `DEAD`
+    one, other = first.next_state[:, classes[0]], second.next_state[:, classes[1]]
+    other = np.vstack([np.where(other == DEAD, number - 1, other), np.full((1, other.shape[1]), number - 1)])
 
-    def completed(automaton: Automaton, of_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the transitions and the final states with a last state for dead texts."""
-        dead = len(automaton.next_state)
-        table = automaton.next_state[:, of_class]
-        table = np.vstack([np.where(table == DEAD, dead, table), np.full((1, table.shape[1]), dead)])
-        return table, np.append(automaton.is_final, False)
+    def after(pairs: np.ndarray) -> np.ndarray:
+        here, there = np.divmod(pairs, number)
+        is_dead = (one[here] == DEAD) | (both & (other[there] == number - 1))
+        return np.where(is_dead, DEAD, one[here].astype(np.int64) * number + other[there])
 
-    (table, final), (other, other_final) = completed(first, classes[0]), completed(second, classes[1])
-    dead = len(table) - 1, len(other) - 1
-    places, states, rows = {(0, 0): 0}, [(0, 0)], list[list[int]]()
-    while len(rows) < len(states):
-        here = states[len(rows)]
-        row = []
-        for pair in zip(table[here[0]].tolist(), other[here[1]].tolist(), strict=True):
-            if pair[0] == dead[0]:
-                row.append(DEAD)
-                continue
-            if pair not in places:
-                places[pair] = len(states)
-                states.append(pair)
-                if len(states) > MOST_STATES:
-                    raise TooLargeError
-            row.append(places[pair])
-        rows.append(row)
-    chosen = np.array(states)
-    accepted = is_final(final[chosen[:, 0]], other_final[chosen[:, 1]])
-    return _trimmed(Automaton(np.array(rows, np.int32), class_of_byte.reshape(256).astype(np.int32), accepted))
+    next_state, reached = _explored(after)
+    states = np.stack(np.divmod(reached, number), axis=1)
+    return _Pairs(next_state, class_of_byte.reshape(256).astype(np.int32), states, classes)
+
+
+def _explored(after: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the transitions between the states that are reached from 0 [S, K] int32, and these states [S].
+
+    Args:
+      after: returns the states after some states [n] int64, `DEAD` for none [n, K].
+
+    Raises:
+      TooLargeError: there are more than `MOST_STATES`.
+    """
+    place_of, rows = {0: 0}, list[np.ndarray]()
+    new: np.ndarray = np.zeros(1, np.int64)
+    while len(new):
+        targets = after(new)
+        reached, places = np.unique(targets, return_inverse=True)
+        known = len(place_of)
+        numbers = [DEAD if each == DEAD else place_of.setdefault(each, len(place_of)) for each in reached.tolist()]
+        if len(place_of) > MOST_STATES:
+            raise TooLargeError
+        place = np.array(numbers, np.int32)
+        rows.append(place[places.reshape(targets.shape)])
+        new = reached[place >= known]
+    return np.vstack(rows), np.array(list(place_of), np.int64)
+
+
+def meter(item: Expression) -> Automaton:
+    """Returns the automaton of any number of items, whose moves say where each one begins.
+
+    No item may begin with another one.
+    """
+    found = minimal(build(item))
+    target = np.where((found.next_state != DEAD) & found.is_final[found.next_state], 0, found.next_state)
+    moves = np.where(target == DEAD, DEAD, target)
+    moves[0] = np.where(target[0] == DEAD, DEAD, moves_lib.move(target[0], 1))
+    is_final = np.arange(len(moves)) == 0
+    return _trimmed(
+        Automaton(moves.astype(np.int32), found.class_of_byte, is_final, moves_lib.without_bounds(len(moves)))
+    )
+
+
+def counted(part: Expression, counter: Automaton, least: int, most: int | None) -> Expression:
+    """Returns the texts of an expression with `least` to `most` iterations, which a meter counts.
+
+    The count is of the iterations that a text will have at least: those that it has begun, and the fewest with which it
+    can be completed. So a text goes on as long as this is at most `most`, and each state takes one row.
+
+    Args:
+      part: its texts are texts of the meter too.
+      counter: begins iterations by its moves, as `meter` makes it.
+      least, most: the iterations; None for any number.
+
+    Raises:
+      TooLargeError: it has more than `MOST_STATES` states.
+    """
+    if max(least, most or 0) < COUNTED:
+        return intersection(part, _repeated(counter, least, most))
+    found = build(part)
+    pairs = _pairs(found, counter, both=True)
+    begins = moves_lib.begun(counter.moves)[pairs.states[:, 1]][:, pairs.classes[1]]
+    moves = np.where(pairs.next_state == DEAD, DEAD, moves_lib.move(pairs.next_state, begins)).astype(np.int32)
+    is_final = found.is_final[pairs.states[:, 0]] & counter.is_final[pairs.states[:, 1]]
+    whole = _trimmed(Automaton(moves, pairs.class_of_byte, is_final, moves_lib.without_bounds(len(moves))))
+    ways = _Ways.of(whole)
+    nearest = ways.fewest()
+    if nearest[0] == FAR or (most is not None and nearest[0] > most):
+        return NOTHING
+    if least > nearest[0] and not ways.go_on(nearest):
+        found = intersection(found, _repeated(counter, least, None))
+        return found if most is None else counted(found, counter, 0, most)
+    if (most is None or ways.are_within(most)) and least <= nearest[0]:
+        return part
+    if least > moves_lib.MOST_COUNT or nearest.max() >= moves_lib.LONGEST:
+        return intersection(found, _repeated(counter, least, most))
+    return Counted(found, counter, least, most, _counting(whole, nearest, least, _most_counted(most)))
+
+
+def _counting(whole: Automaton, nearest: np.ndarray, least: int, most: int) -> Automaton:
+    """Returns an automaton that counts, with a first state outside of its loop.
+
+    Args:
+      whole: without bounds; its moves begin iterations.
+      nearest: the fewest iterations after each state [S].
+      least, most: of a text.
+    """
+    target = moves_lib.state_after(whole.moves)
+    before = np.vstack([np.zeros(target.shape[1], int), np.broadcast_to(nearest[:, None], target.shape)])
+    target = np.vstack([target[:1], target])
+    begun = np.vstack([moves_lib.begun(whole.moves[:1]), moves_lib.begun(whole.moves)]) + nearest[target] - before
+    is_dead = target == DEAD
+    is_dead[0] |= begun[0] > most
+    moves = np.where(is_dead, DEAD, moves_lib.move(target + 1, begun)).astype(np.int32)
+    is_final = np.append(whole.is_final[0] and least == 0, whole.is_final)
+    bounds = np.full((len(moves), 2), (least, most), np.int32)
+    bounds[0] = 0, moves_lib.UNBOUNDED
+    return _trimmed(Automaton(moves, whole.class_of_byte, is_final, bounds))
+
+
+FAR = 2**30  # more iterations than any
+
+
+class _Ways(NamedTuple):
+    """The moves of an automaton between its states, and whether each begins an iteration."""
+
+    source: np.ndarray
+    target: np.ndarray
+    begins: np.ndarray
+    is_final: np.ndarray  # [S]
+
+    @classmethod
+    def of(cls, automaton: Automaton) -> Self:
+        states, classes = np.nonzero(automaton.moves != DEAD)
+        moves = automaton.moves[states, classes]
+        found = np.stack([states, moves_lib.state_after(moves), moves_lib.begun(moves)])
+        source, target, begins = np.unique(found, axis=1)
+        return cls(source, target, begins, automaton.is_final)
+
+    def fewest(self) -> np.ndarray:
+        """Returns the fewest iterations that begin after each state before a text ends [S], `FAR` for no way."""
+        number = np.where(self.is_final, 0, FAR)
+        while True:
+            known = number.copy()
+            np.minimum.at(number, self.source, number[self.target] + self.begins)
+            if (number == known).all():
+                return number
+
+    def go_on(self, nearest: np.ndarray) -> bool:
+        """Whether a text that may end may have one iteration more instead, and so any number more."""
+        goes_on = np.zeros(len(nearest), bool)
+        goes_on[self.source[(self.begins > 0) & (nearest[self.target] == 0)]] = True
+        return bool(goes_on[self.is_final].all())
+
+    def are_within(self, most: int) -> bool:
+        """Whether all texts have at most some iterations."""
+        has_more: np.ndarray = np.ones(len(self.is_final), bool)  # than the number that is passed
+        for _ in range(most + 1):
+            known, has_more = has_more, np.zeros(len(self.is_final), bool)
+            has_more[self.source[(self.begins > 0) & known[self.target]]] = True
+            while True:
+                number = has_more.sum()
+                has_more[self.source[has_more[self.target]]] = True
+                if has_more.sum() == number:
+                    break
+            if not has_more[0]:
+                return True
+            if (has_more == known).all():
+                return False
+        return False
+
+
+def _repeated(counter: Automaton, least: int, most: int | None) -> Automaton:
+    """Returns the automaton of the texts of a meter with some number of iterations, by a state for each of them.
+
+    Raises:
+      TooLargeError: it has more than `MOST_STATES` states.
+    """
+    number, size = (least if most is None else most) + 1, len(counter.moves)
+    if number * size > MOST_STATES:
+        raise TooLargeError
+    after = np.arange(number)[:, None, None] + moves_lib.begun(counter.moves)
+    if most is None:
+        after = np.minimum(after, least)
+    is_dead = (counter.moves == DEAD) | (after >= number)
+    next_state = np.where(is_dead, DEAD, after * size + moves_lib.state_after(counter.moves))
+    is_final = (np.arange(number) >= least)[:, None] & counter.is_final
+    flat = next_state.reshape(number * size, -1).astype(np.int32)
+    return Automaton(flat, counter.class_of_byte, is_final.reshape(-1))

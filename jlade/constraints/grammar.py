@@ -182,6 +182,17 @@ def num_entries(table: Table) -> int:
     return _stride(table) * (1 + len(table.moves))
 
 
+def check_size(table: Table, max_grammar: int) -> None:
+    """Raises a ValueError for a table that is too large for a row of an engine, which has `max_grammar` entries."""
+    number = num_entries(table)
+    if number > max_grammar or table.num_classes > ROW_CLASSES:
+        states, classes = table.moves.shape
+        raise ValueError(
+            f"grammar must have a table of at most max_grammar={max_grammar} entries and {ROW_CLASSES} classes of "
+            f"tokens, got {number} entries of {states} states and {classes} classes"
+        )
+
+
 def _stride(table: Table) -> int:
     """Returns the number of entries of a state."""
     return LANES * -(-(HEADER + table.num_classes) // LANES)

@@ -9,30 +9,35 @@ import functools
 import itertools
 import json
 import math
-import re
-import urllib.parse
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from jlade.constraints import formats, numbers, regex
 from jlade.constraints.automaton import (
+    COUNTED,
     EMPTY,
     LAST_CODE_POINT,
     NOTHING,
     Automaton,
+    Byte,
+    Choice,
     Expression,
+    Named,
     Network,
     Ranges,
     Repeat,
+    TooLargeError,
     build,
     characters,
     choice,
     common,
+    counted,
     difference,
     intersection,
     literal,
+    meter,
     minimal,
     optional,
     sequence,
@@ -40,60 +45,26 @@ from jlade.constraints.automaton import (
     without,
 )
 from jlade.constraints.formats import FORMATS, UNSUPPORTED
+from jlade.constraints.json_document import Document, equal, finds, includes, required, type_of
+from jlade.constraints.json_keywords import APPLIED as APPLIED
+from jlade.constraints.json_keywords import DEPENDENCIES, OF_TYPE, REFUSED, TYPES, all_of, check
+from jlade.constraints.json_keywords import Schema as Schema
+from jlade.constraints.json_keywords import UnsupportedError as UnsupportedError
+from jlade.constraints.moves import MOST_COUNT
 from jlade.constraints.numbers import Bound
 
-Schema = Mapping[str, Any] | bool
-TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 DEPTH = 3  # of recursion, and of values of which nothing is known
 MOST_NESTED = 100  # schemas within each other: far from Python's limit, whose error NumPy turns into others
 MOST_OPTIONS = 64  # of combined choices
 MOST_COUNTED = 64  # properties that are counted
+MOST_UNIQUE = 6  # values of which items that differ may be: their sets are states
+CHOICES = ("anyOf", "oneOf")
+EXPANDED = {"$ref", "allOf", "if", *DEPENDENCIES}
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}  # after a backslash
 RAW: Ranges = without(((0, 31), (34, 34), (92, 92)))
 ALL: Ranges = ((0, LAST_CODE_POINT),)
-SPACE = Repeat(choice(*map(literal, " \n\r\t")), 0, None)
-# Keywords that constrain a value of one type alone.
-OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-OF_TYPE = {
-    "integer": OF_NUMBERS,
-    "number": OF_NUMBERS,
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"),
-    "object": (
-        "properties",
-        "required",
-        "additionalProperties",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-    ),
-}
-DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
-REFUSED = (
-    "if",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "$dynamicRef",
-    "$recursiveRef",
-)
-APPLIED = {
-    "type",
-    "enum",
-    "const",
-    "anyOf",
-    "oneOf",
-    "allOf",
-    "not",
-    "$ref",
-    *DEPENDENCIES,
-    *REFUSED,
-    *itertools.chain(*OF_TYPE.values()),
-}
-
-
-class UnsupportedError(ValueError):
-    """A schema asks for something that an automaton cannot hold; the message has its path and keyword."""
+# What may stand between tokens has a bound: a model that has nothing to say could write it for ever.
+LINE = sequence(optional(literal("\n")), Repeat(Byte(1 << ord(" ") | 1 << ord("\t")), 0, 20))
 
 
 def parse(schema: Schema | str, depth: int = DEPTH, whitespace: bool = True) -> Expression:
@@ -102,15 +73,16 @@ def parse(schema: Schema | str, depth: int = DEPTH, whitespace: bool = True) -> 
     Args:
       schema: as an object, or as text.
       depth: how often a reference may be within itself, and how deep values are of which the schema says nothing.
-      whitespace: whether any whitespace may stand between tokens. Otherwise there is none.
+      whitespace: whether a blank may stand after a colon, and after brackets and commas and before brackets a line
+        break and up to 20 blanks. Otherwise there is none.
 
     Raises:
       UnsupportedError: names the keyword and its path.
       ValueError: the schema is wrong.
     """
-    root: Schema = json.loads(schema) if isinstance(schema, str) else schema
     try:
-        found = _Compiler(root, depth, SPACE if whitespace else EMPTY).value(root, "#")
+        root: Schema = json.loads(schema) if isinstance(schema, str) else schema
+        found = _Compiler(root, depth, whitespace).value(root, "#")
     except RecursionError as error:
         raise UnsupportedError("#: its references are too deep within each other") from error
     if _is_nothing(found):
@@ -126,6 +98,12 @@ def string_of(ranges: Ranges) -> Expression:
             short = SHORT.get(chr(code))
             options.append(literal("\\" + short) if short else _escaped(code))
     return choice(*options)
+
+
+def spelled(text: str) -> Expression:
+    """Returns a text as a string in its usual spelling."""
+    content = [literal(each) if " " <= each not in '"\\' else string_of(((ord(each), ord(each)),)) for each in text]
+    return sequence(literal('"'), *content, literal('"'))
 
 
 def _escaped(code: int) -> Expression:
@@ -144,60 +122,44 @@ ESCAPED_CODE = sequence(
 
 
 def _is_nothing(expression: Expression) -> bool:
-    return not expression.is_final.any() if isinstance(expression, Automaton) else expression == NOTHING
+    if isinstance(expression, Automaton):
+        return not expression.is_final.any()
+    return isinstance(expression, Choice) and expression == NOTHING  # a series of nothing, the empty text, is equal
 
 
 class _Compiler:
-    def __init__(self, root: Schema, depth: int, space: Expression):
-        self.root, self.depth, self.space = root, depth, space
-        self.open: Counter[Any] = Counter()  # references that are being followed
+    def __init__(self, root: Schema, depth: int, whitespace: bool):
+        self.document, self.depth = Document(root), depth
+        self.line, self.blank = (LINE, optional(literal(" "))) if whitespace else (EMPTY, EMPTY)
+        self.open: Counter[str] = Counter()  # references that are being followed
+        self.followed: set[str] = set()  # references that the schema being read has been expanded by
         self.num_nested = 0  # schemas around the one that is being read
-        text = str(root.get("$schema", "")) if isinstance(root, Mapping) else ""
-        self.refs_stand_alone = bool(re.search(r"draft-0[3-7]", text))
         self.known: dict[int, Expression] = {}  # any value, by its depth
 
+    def begin(self, bracket: str) -> Expression:
+        return sequence(literal(bracket), self.line)
+
     def comma(self) -> Expression:
-        return sequence(self.space, literal(","), self.space)
+        return sequence(literal(","), self.line)
+
+    def end(self, bracket: str) -> Expression:
+        """Returns the end of an array or an object that is not empty."""
+        return sequence(self.line, literal(bracket))
 
     def property_of(self, name: Expression, item: Expression) -> Expression:
-        return sequence(name, self.space, literal(":"), self.space, item)
+        return sequence(name, literal(":"), self.blank, item)
 
     # Schemas to schemas.
 
-    def resolve(self, reference: str, path: str) -> Schema:
-        """Returns the schema of a reference within the document."""
-        if not isinstance(reference, str):
-            raise ValueError(f"{path}/$ref: must be a string, got {reference!r}")
-        own = str(self.root.get("$id", self.root.get("id", ""))) if isinstance(self.root, Mapping) else ""
-        base, _, fragment = reference.partition("#")
-        if base and base.rstrip("#") != own.rstrip("#"):
-            raise UnsupportedError(f"{path}/$ref: {reference!r} is not in this document")
-        found: Any = self.root
-        fragment = urllib.parse.unquote(fragment)
-        if fragment and not fragment.startswith("/"):
-            found = next(iter(_anchored(self.root, fragment)), None)
-            if found is None:
-                raise ValueError(f"{path}/$ref: {reference!r} names no schema")
-            return found
-        for part in fragment.split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            try:
-                found = found[int(part)] if isinstance(found, list) else found[part]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise ValueError(f"{path}/$ref: {reference!r} names no schema") from None
-        return found
-
-    def merged(self, first: Schema, second: Schema, path: str) -> Schema:
-        """Returns a schema that accepts the values that both accept."""
-        if first is True or first == {}:
-            return second
-        if second is True or second == {}:
-            return first
+    def merged(self, first: Schema, second: Schema, path: str, within: tuple[str, ...] = ()) -> Schema:
+        """Returns a schema that accepts the values that both accept; those within it are merged when they are read."""
+        if _is_true(first) or _is_true(second):
+            return second if _is_true(first) else first
+        first, second = (self.expanded(each, path, within) for each in (first, second))
         if first is False or second is False:
             return False
-        first, second = (self.expanded(each, path) for each in (first, second))
-        if first is False or second is False:
-            return False
+        if _is_true(first) or _is_true(second):
+            return second if _is_true(first) else first
         assert not isinstance(first, bool)
         assert not isinstance(second, bool)
         if (_has_places(first) or _has_places(second)) and _has_items(first) and _has_items(second) and first != second:
@@ -210,7 +172,7 @@ class _Compiler:
                 result[key] = first[key] if key in first else second[key]
                 continue
             result[key] = self._merged_keyword(key, first, second, path)
-        if "const" in first and "const" in second and not _equal(first["const"], second["const"]):
+        if "const" in first and "const" in second and not equal(first["const"], second["const"]):
             return False
         if _has_objects(first) and _has_objects(second):
             self._merge_objects(result, first, second, path)
@@ -222,12 +184,12 @@ class _Compiler:
             return one
         match key:
             case "type":
-                return [each for each in TYPES if _includes(one, each) and _includes(other, each)]
+                return [each for each in TYPES if includes(one, each) and includes(other, each)]
             case "enum":
-                return [each for each in one if any(_equal(each, value) for value in other)]
+                return [each for each in one if any(equal(each, value) for value in other)]
             case "const":
                 return one  # those that differ leave no value
-            case "required":
+            case "required" if isinstance(one, list) and isinstance(other, list):
                 return [*one, *(each for each in other if each not in one)]
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(one, bool) or isinstance(other, bool):
                 raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
@@ -236,14 +198,22 @@ class _Compiler:
             case "maximum" | "maxLength" | "maxItems" | "maxProperties" | "exclusiveMaximum":
                 return min(one, other)
             case "items" | "additionalItems" | "propertyNames" if not isinstance(one, list) | isinstance(other, list):
-                return self.merged(one, other, path)
-            case "anyOf":
+                return _both(one, other)
+            case "contains" if first.get("contains") != second.get("contains"):
+                raise UnsupportedError(f"{path}/allOf: {key} in several schemas is not supported")
+            case "uniqueItems":
+                return one or other
+            case "anyOf" | "oneOf":  # a value of one option of each is of one pair
                 pairs = list(itertools.product(one, other))
                 if len(pairs) > MOST_OPTIONS:
-                    raise UnsupportedError(f"{path}/anyOf: more than {MOST_OPTIONS} combinations are not supported")
-                return [self.merged(*pair, path) for pair in pairs]
+                    raise UnsupportedError(f"{path}/{key}: more than {MOST_OPTIONS} combinations are not supported")
+                return [_both(*pair) for pair in pairs]
+            case "not":
+                return {"anyOf": [one, other]}
             case "properties" | "patternProperties" | "additionalProperties":
                 return one  # see `_merge_objects`
+            case "pattern" | "format":
+                return (*all_of(one), *all_of(other))
             case "multipleOf" if all(float(each).is_integer() for each in (one, other)):
                 return math.lcm(int(one), int(other))
         raise UnsupportedError(f"{path}/allOf: {key} in several schemas is not supported")
@@ -257,127 +227,261 @@ class _Compiler:
                 raise UnsupportedError(f"{path}/allOf: patternProperties beside additionalProperties")
         names = dict.fromkeys([*first.get("properties", {}), *second.get("properties", {})])
         if names:
-            result["properties"] = {
-                name: self.merged(_property(first, name), _property(second, name), path) for name in names
-            }
+            result["properties"] = {name: _both(_property(first, name), _property(second, name)) for name in names}
         patterns = dict.fromkeys([*first.get("patternProperties", {}), *second.get("patternProperties", {})])
         if patterns:
             result["patternProperties"] = {
-                pattern: self.merged(
-                    first.get("patternProperties", {}).get(pattern, True),
-                    second.get("patternProperties", {}).get(pattern, True),
-                    path,
-                )
+                pattern: _both(*(each.get("patternProperties", {}).get(pattern, True) for each in (first, second)))
                 for pattern in patterns
             }
         if "additionalProperties" in first or "additionalProperties" in second:
-            result["additionalProperties"] = self.merged(
-                first.get("additionalProperties", True), second.get("additionalProperties", True), path
+            result["additionalProperties"] = _both(
+                *(each.get("additionalProperties", True) for each in (first, second))
             )
 
-    def expanded(self, schema: Schema, path: str) -> Schema:
-        """Returns a schema without a reference, `allOf` and dependencies at its top."""
-        seen = 0
-        while isinstance(schema, Mapping) and any(key in schema for key in ("$ref", "allOf", *DEPENDENCIES)):
-            seen += 1
-            if seen > 50:
-                raise ValueError(f"{path}: a reference leads to itself")
+    def expanded(self, schema: Schema, path: str, within: tuple[str, ...] = ()) -> Schema:
+        """Returns a schema without a reference, `allOf`, `if` and dependencies at its top.
+
+        Args:
+          schema: to be expanded.
+          path: of the schema.
+          within: references of which it is a part, at the top of the same value.
+        """
+        while True:
+            check(schema, path)
+            if not isinstance(schema, Mapping) or not EXPANDED & schema.keys():
+                return schema
             if "$ref" in schema:
-                rest = {} if self.refs_stand_alone else _without(schema, "$ref")
-                schema = self.merged(rest, self.resolve(schema["$ref"], path), path)
+                reference = schema["$ref"]
+                if reference in within:
+                    raise ValueError(f"{path}: a reference leads to itself")
+                within = (*within, reference)
+                self.followed.add(reference)
+                rest = {} if self.document.refs_stand_alone else _without(schema, "$ref")
+                schema = self.merged(rest, self.document.resolve(reference, path), path, within)
             elif "allOf" in schema:
                 parts = schema["allOf"]
                 schema = _without(schema, "allOf")
                 for index, part in enumerate(parts):
-                    schema = self.merged(schema, part, f"{path}/allOf/{index}")
+                    schema = self.merged(schema, part, f"{path}/allOf/{index}", within)
+            elif "if" in schema:
+                condition = schema["if"]
+                options = [
+                    _both(condition, schema.get("then", True)),
+                    _both({"not": condition}, schema.get("else", True)),
+                ]
+                is_idle = "then" not in schema and "else" not in schema
+                schema = _without(schema, "if", "then", "else")
+                schema = schema if is_idle else self.merged(schema, {"anyOf": options}, f"{path}/if", within)
             else:
                 keyword = next(key for key in DEPENDENCIES if key in schema)
                 needs = schema[keyword]
                 base = schema = _without(schema, keyword)
                 for name, needed in needs.items():
-                    options = [_absent(name, base), _needed(needed, f"{path}/{keyword}/{name}")]
-                    schema = self.merged(schema, {"anyOf": options}, f"{path}/{keyword}")
-        return schema
+                    needed = {"required": needed} if isinstance(needed, list) else needed
+                    options = [_absent(name, base), needed]
+                    schema = self.merged(schema, {"anyOf": options}, f"{path}/{keyword}", within)
 
     # Schemas to expressions.
 
     def value(self, schema: Schema, path: str) -> Expression:
         """Returns the texts of the values of a schema; `NOTHING` if there are none up to the depth."""
-        if not isinstance(schema, Mapping | bool):
-            raise ValueError(f"{path}: a schema is an object, true or false, got {schema!r}")
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if reference is not None and self.open[reference] >= self.depth:
-            return NOTHING
         if self.num_nested >= MOST_NESTED:
             raise UnsupportedError("#: its references are too deep within each other")
+        schema, followed = self._followed(self.expanded, schema, path)
+        ways = None
+        if isinstance(schema, Mapping) and self._has_exclusion(schema):
+            schema, no = _without(schema, "not"), schema["not"]
+            ways, more = self._followed(self._failing, no, schema, f"{path}/not")
+            followed |= more
+        if any(self.open[reference] >= self.depth for reference in followed):
+            return NOTHING
         self.num_nested += 1
-        self.open[reference] += 1
+        self.open.update(followed)
         try:
-            return self._value(schema, path)
+            if ways is None:
+                return self._value(schema, path)
+            assert isinstance(schema, Mapping)
+            return self._one_of(schema, ways, f"{path}/not")
         finally:
             self.num_nested -= 1
-            self.open[reference] -= 1
+            self.open.subtract(followed)
+
+    def _followed(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, set[str]]:
+        """Returns the result of a function, and the references that it follows."""
+        outer, self.followed = self.followed, set()
+        try:
+            return function(*arguments), self.followed
+        finally:
+            self.followed = outer
 
     def _value(self, schema: Schema, path: str) -> Expression:
-        schema = self.expanded(schema, path)
         if schema is False:
             return NOTHING
-        if schema is True or not APPLIED & schema.keys():
+        if _is_true(schema):
             return self.anything(self.depth)
         assert isinstance(schema, Mapping)
         for keyword in REFUSED:
             if keyword in schema:
                 raise UnsupportedError(f"{path}/{keyword}: not supported")
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in schema:
-                options = schema[keyword]
-                if not isinstance(options, list) or not options:
-                    raise ValueError(f"{path}/{keyword}: must be a list of schemas, got {options!r}")
-                base = _without(schema, keyword)
-                if keyword == "oneOf":
-                    options = _apart(options, base)
-                wholes = [self.merged(base, each, f"{path}/{keyword}/{i}") for i, each in enumerate(options)]
-                if keyword == "oneOf":
-                    self._check_disjoint(wholes, f"{path}/oneOf")
-                found = [self.value(each, f"{path}/{keyword}/{i}") for i, each in enumerate(wholes)]
-                return choice(*(each for each in found if not _is_nothing(each)))
-        if "not" in schema:
-            schema = self._excluded(schema, path)
-            if schema is False:
-                return NOTHING
-            assert isinstance(schema, Mapping)
         if (values := _values(schema)) is not None:
-            return self._enumerated(schema, values, path)
-        types = [each for each in TYPES if _includes(schema.get("type", list(TYPES)), each)]
+            return choice(*(self.constant(each) for each in values if self.document.accepts(each, schema, path)))
+        for keyword in CHOICES:
+            if keyword in schema:
+                base, options = _without(schema, keyword), schema[keyword]
+                if keyword == "oneOf":
+                    options = self._apart(base, options, f"{path}/oneOf")
+                return self._one_of(base, options, f"{path}/{keyword}")
+        types = [each for each in TYPES if includes(schema.get("type", list(TYPES)), each)]
         if "number" in types:
             types.remove("integer")
-        _check_types(schema.get("type"), path)
         found = [getattr(self, f"_{each}")(schema, path) for each in types]
+        if "not" in schema:  # strings alone
+            excluded = self.value(_both({"type": "string"}, schema["not"]), f"{path}/not")
+            # Other spellings of what is excluded are excluded, too.
+            found = [difference(intersection(each, _usual_string()), excluded) for each in found]
         return choice(*(each for each in found if not _is_nothing(each)))
 
-    def _excluded(self, schema: Mapping[str, Any], path: str) -> Schema:
-        """Returns a schema without `not`, which excludes types, or values of strings."""
-        no, rest = self.expanded(schema["not"], path), _without(schema, "not")
-        if no is False:
-            return rest
-        if no is True or not APPLIED & no.keys():
-            return False
-        if set(no) & APPLIED == {"type"}:
-            types = [each for each in TYPES if _includes(rest.get("type", list(TYPES)), each)]
-            left = [each for each in types if not _includes(no["type"], each)]
-            if _includes(no["type"], "integer") and "number" in left:
-                raise UnsupportedError(f"{path}/not: numbers that are no integers are not supported")
-            return {**rest, "type": left}
-        values, excluded = _values(rest), _values(no)
-        if values is not None and excluded is not None and set(no) & APPLIED <= {"enum", "const"}:
-            left = [each for each in values if not any(_equal(each, other) for other in excluded)]
-            return {**_without(rest, "const"), "enum": left}
-        raise UnsupportedError(f"{path}/not: not supported")
+    def _one_of(self, base: Mapping[str, Any], options: Iterable[Schema], path: str) -> Expression:
+        """Returns the texts of the values of a schema and of one of some options."""
+        found = [self.value(_both(base, each), f"{path}/{i}") for i, each in enumerate(options)]
+        return choice(*(each for each in found if not _is_nothing(each)))
 
-    def _check_disjoint(self, options: Sequence[Schema], path: str) -> None:
-        for (i, first), (j, second) in itertools.combinations(enumerate(options), 2):
-            if not self._are_disjoint(first, second, path, self.depth):
-                raise UnsupportedError(f"{path}: a value may be one of {i} and of {j}, which is not supported")
+    def _apart(self, base: Mapping[str, Any], options: Sequence[Schema], path: str) -> list[Schema]:
+        """Returns the options of `oneOf` beside a schema, each without the values of the others."""
+        wholes, others = [_both(base, each) for each in options], [list[Schema]() for _ in options]
+        for i, j in itertools.combinations(range(len(options)), 2):
+            if not self._are_disjoint(wholes[i], wholes[j], path, self.depth):
+                others[i].append(options[j])
+                others[j].append(options[i])
+        return [
+            _both(each, {"not": {"anyOf": excluded}}) if excluded else each
+            for each, excluded in zip(options, others, strict=True)
+        ]
+
+    # What excludes values.
+
+    def _has_exclusion(self, schema: Mapping[str, Any]) -> bool:
+        """Whether `not` of a schema is to be replaced by `_failing`, rather than left to a difference of strings."""
+        if "not" not in schema or _values(schema) is not None or any(each in schema for each in CHOICES):
+            return False
+        return not (_possible_types(schema) == {"string"} and _is_of_strings(schema["not"]))
+
+    def _failing(self, no: Schema, base: Mapping[str, Any], path: str) -> list[Schema]:
+        """Returns schemas, one of which accepts each value of the texts of `base` that `no` refuses.
+
+        Beside `base` none of them accepts a value that `no` accepts.
+
+        Raises:
+          UnsupportedError: a keyword of `no` is not supported here.
+        """
+        no = self.expanded(no, path)
+        if _is_true(no):
+            return []
+        if isinstance(no, bool) or self._are_disjoint(base, no, path, self.depth):
+            return [True]
+        types, result = _possible_types(base), list[Schema]()
+        for keyword in REFUSED:
+            if keyword in no:
+                raise UnsupportedError(f"{path}/{keyword}: not supported")
+        if "not" in no:
+            result.append(no["not"])
+        for keyword in [each for each in CHOICES if each in no]:
+            if keyword == "oneOf" and any(
+                not self._are_disjoint(*pair, path, self.depth) for pair in itertools.combinations(no["oneOf"], 2)
+            ):
+                raise UnsupportedError(f"{path}/oneOf: options that overlap are not supported within not")
+            ways: list[Schema] = [True]
+            for index, option in enumerate(no[keyword]):
+                others = self._failing(option, base, f"{path}/{keyword}/{index}")
+                ways = [each for pair in itertools.product(ways, others) if (each := _both(*pair)) is not False]
+                if len(ways) > MOST_OPTIONS:
+                    raise UnsupportedError(f"{path}: more than {MOST_OPTIONS} ways to differ are not supported")
+            result += ways
+        if (values := _values(no)) is not None:
+            result += self._other_values(values, types, base, path)
+        if "type" in no:
+            left = [each for each in TYPES if each in types and not includes(no["type"], each)]
+            if includes(no["type"], "integer") and "number" in left:
+                raise UnsupportedError(f"{path}/type: numbers that are no integers are not supported")
+            result += [{"type": left}] if left else []
+        for name, find in (("string", _failing_strings), ("array", _failing_arrays), ("object", self._failing_objects)):
+            if name in types and (part := {key: each for key, each in no.items() if key in OF_TYPE[name]}):
+                result += [{"type": name, **each} for each in find(part, base, path)]
+        if "number" in types or "integer" in types:
+            result += [{"type": "number", **each} for each in _failing_numbers(no, path)]
+        if len(result) > MOST_OPTIONS:
+            raise UnsupportedError(f"{path}: more than {MOST_OPTIONS} ways to differ are not supported")
+        return result
+
+    def _other_values(self, values: list[Any], types: set[str], base: Mapping[str, Any], path: str) -> list[Schema]:
+        """Returns schemas of the values of some types that are none of some others."""
+        own: dict[str, list[Any]] = {each: [] for each in TYPES}
+        for value in values:
+            own["number" if type_of(value) == "integer" else type_of(value)].append(value)
+        free = [each for each in TYPES if each in types and not own["number" if each == "integer" else each]]
+        result: list[Schema] = [{"type": free}] if free else []
+        if "boolean" in types and own["boolean"]:
+            result.append({"enum": [each for each in (False, True) if each not in own["boolean"]]})
+        if "string" in types and own["string"]:
+            result.append({"type": "string", "not": {"enum": own["string"]}})
+        if {"number", "integer"} & types and own["number"]:
+            bounds = sorted(own["number"])
+            result.append({"type": "number", "exclusiveMaximum": bounds[0]})
+            result += [
+                {"type": "number", "exclusiveMinimum": least, "exclusiveMaximum": most}
+                for least, most in itertools.pairwise(bounds)
+            ]
+            result.append({"type": "number", "exclusiveMinimum": bounds[-1]})
+        for name in ("array", "object"):
+            if name in types and own[name]:
+                ways: list[Schema] = [{"type": name}]
+                for value in own[name]:
+                    others = self._failing(_only(value), {**base, "type": name}, path)
+                    ways = [_both(*pair) for pair in itertools.product(ways, others)]
+                    if len(ways) > MOST_OPTIONS:
+                        raise UnsupportedError(f"{path}: more than {MOST_OPTIONS} ways to differ are not supported")
+                result += ways
+        return result
+
+    def _failing_objects(
+        self, no: Mapping[str, Any], base: Mapping[str, Any], path: str
+    ) -> Iterable[Mapping[str, Any]]:
+        """Yields schemas of the objects in the texts of `base` that keywords of objects refuse."""
+        properties, patterns = no.get("properties", {}), no.get("patternProperties", {})
+        if no.get("minProperties", 0) > 0:
+            yield {"maxProperties": no["minProperties"] - 1}
+        if "maxProperties" in no:
+            yield {"minProperties": no["maxProperties"] + 1}
+        for name in required(no):
+            if name not in required(base):
+                yield _absent(name, base)
+        refused = [(name, each) for name, each in properties.items()]  # properties, and what refuses their values
+        further, names = no.get("additionalProperties", True), no.get("propertyNames", True)
+        if not all(map(_is_true, (*patterns.values(), further, names))):
+            if _additional(base) is not False or base.get("patternProperties"):
+                if no.keys() == {"propertyNames"} and names is False:
+                    yield {"minProperties": 1}
+                    return
+                raise UnsupportedError(f"{path}: names that are not declared are not supported within not")
+            for name in _declared(base):
+                found = [of for pattern, of in patterns.items() if finds(pattern, name, f"{path}/patternProperties")]
+                refused += [(name, of) for of in (found if found or name in properties else [further])]
+                if not self.document.accepts(name, names, f"{path}/propertyNames"):
+                    refused.append((name, False))
+        refused = [
+            (name, each)
+            for name, each in refused
+            if _may_have(base, name) and not _implies(self.expanded(_property(base, name), path), each)
+        ]
+        if _additional(base) is False and {name for name, each in refused if each is False} >= {*_declared(base)}:
+            yield {"minProperties": 1}  # any of them: shorter than each of them
+            refused = [(name, each) for name, each in refused if each is not False]
+        for name, each in refused:
+            of_name = {"properties": {name: {"not": each}}, "required": [name]}
+            yield of_name | ({} if base.get("properties") else {"additionalProperties": True})
+
+    # Schemas that exclude each other.
 
     def _are_disjoint(self, first: Schema, second: Schema, path: str, depth: int) -> bool:
         """Whether it is certain that no text of one schema is a value of the other."""
@@ -389,89 +493,63 @@ class _Compiler:
         if first is True or second is True:
             return False
         for one, other in ((first, second), (second, first)):
-            for keyword in ("anyOf", "oneOf"):
+            if (chosen := _values(one)) is not None:
+                return not any(
+                    self.document.accepts(each, one, path) and self.document.accepts(each, other, path)
+                    for each in chosen
+                )
+        for one, other in ((first, second), (second, first)):
+            for keyword in CHOICES:
                 if keyword in one:
                     base = _without(one, keyword)
-                    return all(
-                        self._are_disjoint(self.merged(base, each, path), other, path, depth - 1)
-                        for each in one[keyword]
-                    )
-        values = [_values(each) for each in (first, second)]
-        if values[0] is not None and values[1] is not None:
-            return not any(_equal(one, other) for one in values[0] for other in values[1])
-        types = [_possible_types(each) for each in (first, second)]
-        common = types[0] & types[1]
+                    return all(self._are_disjoint(_both(base, each), other, path, depth - 1) for each in one[keyword])
+        common = _possible_types(first) & _possible_types(second)
         if not common:
             return True
-        if common == {"string"} and not any(values):
+        if common == {"string"}:
             first_string, second_string = (self._string(each, path) for each in (first, second))
             if _any_string() in (first_string, second_string):
                 return _is_nothing(first_string) or _is_nothing(second_string)
             return _is_nothing(intersection(first_string, second_string))
-        if common == {"string"}:
-            chosen, other = (values[0], second) if values[0] is not None else (values[1] or [], first)
-            accepted = build(self._string(other, path))
-            return not any(isinstance(v, str) and accepted.accepts(_dumps(v)) for v in chosen)
         if common == {"object"}:
             # Texts have no properties but those that `_object` gives them.
             if all(
-                any(not _may_have(other, name) for name in one.get("required", ()))
+                any(not _may_have(other, name) for name in required(one))
                 for one, other in ((first, second), (second, first))
             ):
                 return True
             for one, other in ((first, second), (second, first)):
-                for name in one.get("required", ()):
-                    schema = _property(other, name)
-                    if schema is False:
+                for name in required(one):
+                    of_other = _property(other, name)
+                    if self.expanded(of_other, path) is False:
                         return True
-                    if name in other.get("required", ()) and self._are_disjoint(
-                        _property(one, name), schema, path, depth - 1
-                    ):
+                    if name in required(other) and self._are_disjoint(_property(one, name), of_other, path, depth - 1):
                         return True
         return False
 
-    def _enumerated(self, schema: Mapping[str, Any], values: Iterable[Any], path: str) -> Expression:
-        rest = {key: each for key, each in schema.items() if key in APPLIED and key not in ("enum", "const")}
-        options = []
-        for value in values:
-            if not _includes(rest.get("type", list(TYPES)), _type_of(value)):
-                continue
-            others = _without(rest, "type").keys() & set(OF_TYPE.get(_type_of(value), ()))
-            if others and not isinstance(value, list | dict):
-                of_type = {key: rest[key] for key in others} | {"type": _type_of(value)}
-                if not build(self.value(of_type, path)).accepts(_dumps(value)):
-                    continue
-            elif others:
-                raise UnsupportedError(f"{path}/enum: values beside {', '.join(sorted(others))} are not supported")
-            options.append(self.constant(value))
-        return choice(*options)
-
     def constant(self, value: Any) -> Expression:
         """Returns the text of a value, with whitespace between its tokens."""
+        if not isinstance(value, dict | list):
+            return spelled(value) if isinstance(value, str) else literal(_dumps(value))
         if isinstance(value, dict):
-            items = [self.property_of(self.constant(key), self.constant(each)) for key, each in value.items()]
-            return self._between("{", items, "}")
-        if isinstance(value, list):
-            return self._between("[", [self.constant(each) for each in value], "]")
-        return literal(_dumps(value))
-
-    def _between(self, begin: str, items: Sequence[Expression], end: str) -> Expression:
-        parts: list[Expression] = [literal(begin), self.space]
-        for index, item in enumerate(items):
-            parts += [self.comma(), item] if index else [item]
-        return sequence(*parts, self.space, literal(end))
+            items = [self.property_of(spelled(key), self.constant(each)) for key, each in value.items()]
+        else:
+            items = [self.constant(each) for each in value]
+        begin, end = "{}" if isinstance(value, dict) else "[]"
+        parts = [part for item in items for part in (self.comma(), item)][1:]
+        return sequence(self.begin(begin), *parts, self.end(end) if items else literal(end))
 
     def anything(self, depth: int) -> Expression:
         """Returns any value, with arrays and objects up to some depth."""
         if depth not in self.known:
-            options: list[Expression] = [
+            inner = self.anything(depth - 1) if depth > 0 else NOTHING
+            self.known[depth] = choice(
                 *(literal(each) for each in ("null", "true", "false")),
                 numbers.NUMBER,
                 _any_string(),
-            ]
-            inner = self.anything(depth - 1) if depth > 0 else NOTHING
-            options += [self._array_of(inner, 0, None), self._object_of(_any_string(), inner)]
-            self.known[depth] = choice(*options)
+                self._array_of(inner, 0, None),
+                self._object_of(_any_string(), inner),
+            )
         return self.known[depth]
 
     def _array_of(self, item: Expression, least: int, most: int | None) -> Expression:
@@ -490,16 +568,15 @@ class _Compiler:
         if most is not None and most < least:
             return NOTHING
         if most == 0:
-            return sequence(literal(begin), self.space, literal(end))
-        item = sequence(choice(*items), self.space)
-        comma = sequence(literal(","), self.space)
+            return sequence(self.begin(begin), literal(end))
+        item, comma = choice(*items), self.comma()
         number = max(least, 1)
-        if most is None:  # the last of the least items repeats
+        if most is None and least <= COUNTED:  # the last of the least items repeats
             further = Network(3, ((0, item, 1), (1, comma, 0), (1, None, 2)))
             content = sequence(Repeat(sequence(item, comma), number - 1, number - 1), further)
         else:
-            content = sequence(item, Repeat(sequence(comma, item), number - 1, most - 1))
-        return sequence(literal(begin), self.space, content if least else optional(content), literal(end))
+            content = sequence(item, Repeat(sequence(comma, item), number - 1, None if most is None else most - 1))
+        return sequence(self.begin(begin), choice(sequence(content, self.end(end)), *([] if least else [literal(end)])))
 
     def _null(self, schema: Mapping[str, Any], path: str) -> Expression:
         return literal("null")
@@ -508,70 +585,73 @@ class _Compiler:
         return choice(literal("true"), literal("false"))
 
     def _integer(self, schema: Mapping[str, Any], path: str) -> Expression:
-        least, most = _bounds(schema, path)
-        found = numbers.integers(least, most)
-        if "multipleOf" in schema:
-            divisor = Fraction(str(schema["multipleOf"]))
-            if divisor.denominator != 1 or not 0 < divisor <= 10_000:
-                raise UnsupportedError(f"{path}/multipleOf: must be an integer up to 10000, got {schema['multipleOf']}")
-            found = intersection(found, numbers.multiples(int(divisor)))
-        return found
+        return self._number(schema, path, numbers.integers)
 
-    def _number(self, schema: Mapping[str, Any], path: str) -> Expression:
-        if "multipleOf" in schema:
-            divisor = Fraction(str(schema["multipleOf"]))
-            if divisor.denominator == 1:
-                return self._integer(schema, path)
-            places = len(str(divisor.denominator)) - 1
-            if divisor != Fraction(1, 10**places):
-                raise UnsupportedError(f"{path}/multipleOf: {schema['multipleOf']} of numbers is not supported")
-            form = sequence(numbers.INTEGER, optional(sequence(literal("."), Repeat(numbers.DIGIT, 1, places))))
-            return intersection(numbers.decimals(*_bounds(schema, path)), form)
-        return numbers.decimals(*_bounds(schema, path))
+    def _number(
+        self, schema: Mapping[str, Any], path: str, between: Callable[..., Expression] = numbers.decimals
+    ) -> Expression:
+        divisor = _decimal(schema, "multipleOf", path) if "multipleOf" in schema else None
+        if divisor is not None and divisor <= 0:
+            raise ValueError(f"{path}/multipleOf: must be above 0, got {schema['multipleOf']}")
+        try:
+            return between(*_bounds(schema, path), divisor)
+        except numbers.DivisorError as error:
+            raise UnsupportedError(f"{path}/multipleOf: {error}") from error
 
     def _string(self, schema: Mapping[str, Any], path: str) -> Expression:
         parts: list[Expression] = []
         least, most = (_count(schema, key, path) for key in ("minLength", "maxLength"))
-        if "pattern" in schema:
+        for pattern in all_of(schema.get("pattern", ())):
             try:
-                parts.append(regex.search(schema["pattern"], string_of))
+                parts.append(regex.search(pattern, string_of))
             except ValueError as error:
                 raise UnsupportedError(f"{path}/pattern: {error}") from error
-        if (name := str(schema.get("format"))) in UNSUPPORTED:
-            raise UnsupportedError(f"{path}/format: {name!r} is not supported")
-        if name in FORMATS:
-            parts.append(formats.expression(name, string_of))
-        if least or most is not None:
-            if most is not None and most < (least or 0):
-                return NOTHING
-            parts.append(Repeat(_character(), least or 0, most))
-        if not parts:
+        for name in map(str, all_of(schema.get("format", ()))):
+            if name in UNSUPPORTED:
+                raise UnsupportedError(f"{path}/format: {name!r} is not supported")
+            if name in FORMATS:
+                parts.append(formats.expression(name, string_of))
+        if most is not None and most < (least or 0):
+            return NOTHING
+        limit = _limit(schema, path, "minLength", "maxLength")
+        if not parts and not limit:
             return _any_string()
-        content = functools.reduce(intersection, parts) if len(parts) > 1 else parts[0]
+        try:
+            content = functools.reduce(intersection, parts) if parts else Repeat(_character(), least or 0, most)
+            if parts and limit:
+                content = counted(content, _characters(), least or 0, most)
+        except TooLargeError as error:
+            raise TooLargeError(f"{path}/{limit or 'pattern'}") from error
         if _is_nothing(content):
             return NOTHING
-        return sequence(literal('"'), content, literal('"'))
+        found = sequence(literal('"'), content, literal('"'))
+        return Named(found, f"{path}/{limit}") if limit else found
 
     def _array(self, schema: Mapping[str, Any], path: str) -> Expression:
         least, most = (_count(schema, key, path) for key in ("minItems", "maxItems"))
-        least = least or 0
-        if schema.get("uniqueItems") and (most is None or most > 1):
-            raise UnsupportedError(f"{path}/uniqueItems: not supported")
-        if "contains" in schema:
-            raise UnsupportedError(f"{path}/contains: not supported")
+        least, limit = least or 0, _limit(schema, path, "minItems", "maxItems")
         items, first = schema.get("items", True), schema.get("prefixItems", [])
         rest_path = f"{path}/items"
         if isinstance(items, list):
             first, items, rest_path = items, schema.get("additionalItems", True), f"{path}/additionalItems"
+        if schema.get("uniqueItems") and (most is None or most > 1):
+            if first or "contains" in schema:
+                raise UnsupportedError(f"{path}/uniqueItems: not supported beside prefixItems or contains")
+            return self._unique(items, least, most, path)
+        if "contains" in schema:
+            if first:
+                raise UnsupportedError(f"{path}/contains: not supported beside prefixItems")
+            return self._containing(items, schema["contains"], least, most, path)
         rest = self.value(items, rest_path) if most is None or most > len(first) else NOTHING
         if not first:
-            return self._array_of(rest, least, most)
-        edges: list[tuple[int, Expression | None, int]] = [(0, sequence(literal("["), self.space), 1)]
+            found = self._array_of(rest, least, most)
+            return Named(found, f"{path}/{limit}") if limit and not _is_nothing(found) else found
+        edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
         # Place 1 + i is after i items; the last one is after the array.
         last = len(first) + 2
         for index, each in enumerate(first):
             if index >= least:
-                edges.append((1 + index, sequence(self.space, literal("]")), last))
+                edges.append((1 + index, self.end("]") if index else literal("]"), last))
             if most is not None and index >= most:
                 break
             item = self.value(each, f"{path}/prefixItems/{index}")
@@ -583,14 +663,78 @@ class _Compiler:
             further = [] if _is_nothing(rest) else [sequence(self.comma(), rest)]
             if further or least <= len(first):
                 repeated = Repeat(choice(*further), max(0, least - len(first)), most_left) if further else EMPTY
-                edges.append((after, sequence(repeated, self.space, literal("]")), last))
+                edges.append((after, sequence(repeated, self.end("]")), last))
+        return Network(last + 1, tuple(edges))
+
+    def _unique(self, items: Schema, least: int, most: int | None, path: str) -> Expression:
+        """Returns arrays of different items, whose places are the sets of those that have been written."""
+        values = self._finite(items, path)
+        if values is None or len(values) > MOST_UNIQUE:
+            raise UnsupportedError(f"{path}/uniqueItems: not supported but for items of up to {MOST_UNIQUE} values")
+        sets, last = 2 ** len(values), 1 + 2 ** len(values)
+        edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
+        items_of = [self.constant(value) for value in values]
+        for written in range(sets):
+            if least <= written.bit_count():
+                edges.append((1 + written, self.end("]") if written else literal("]"), last))
+            if most is None or written.bit_count() < most:
+                comma = [self.comma()] if written else []
+                edges += [
+                    (1 + written, sequence(*comma, item), 1 + (written | 1 << index))
+                    for index, item in enumerate(items_of)
+                    if not written & 1 << index
+                ]
+        return Network(last + 1, tuple(edges))
+
+    def _finite(self, schema: Schema, path: str) -> list[Any] | None:
+        """Returns the values of a schema, None if it is not known that there are few."""
+        schema = self.expanded(schema, path)
+        if not isinstance(schema, Mapping):
+            return None if schema else []
+        found: list[Any] = []
+        if (values := _values(schema)) is not None:
+            found = values
+        elif keyword := next((each for each in CHOICES if each in schema), None):
+            for each in schema[keyword]:
+                if (values := self._finite(each, path)) is None:
+                    return None
+                found += values
+        elif _possible_types(schema) <= {"null", "boolean"}:
+            found = [None, False, True]
+        else:
+            return None
+        different = [each for index, each in enumerate(found) if not any(equal(each, other) for other in found[:index])]
+        return [each for each in different if self.document.accepts(each, schema, path)]
+
+    def _containing(self, items: Schema, contained: Schema, least: int, most: int | None, path: str) -> Expression:
+        """Returns arrays, of whose items one is of another schema, too."""
+        item, chosen = self.value(items, f"{path}/items"), self.value(_both(items, contained), f"{path}/contains")
+        least = max(least, 1)
+        if _is_nothing(chosen) or (most is not None and most < least):
+            return NOTHING
+        counted = least if most is None else most
+        if counted > MOST_COUNTED:
+            raise UnsupportedError(f"{path}/contains: not supported beside minItems or maxItems above {MOST_COUNTED}")
+        # Places are numbered by the items that are written, as far as they are counted, and by whether one is chosen.
+        edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
+        last = 1 + 2 * (counted + 1)
+        for written in range(counted + 1):
+            after = min(written + 1, counted)
+            for is_met in (False, True):
+                here = 1 + 2 * written + is_met
+                comma = [self.comma()] if written else []
+                if most is None or written < most:
+                    edges.append((here, sequence(*comma, item), 1 + 2 * after + is_met))
+                    edges.append((here, sequence(*comma, chosen), 1 + 2 * after + True))
+                if is_met and written >= least:
+                    edges.append((here, self.end("]"), last))
         return Network(last + 1, tuple(edges))
 
     def _object(self, schema: Mapping[str, Any], path: str) -> Expression:
         properties, patterns = dict(schema.get("properties", {})), schema.get("patternProperties", {})
-        required = list(schema.get("required", ())) if not isinstance(schema.get("required"), bool) else []
+        needed = required(schema)
         additional = _additional(schema)
-        for name in required:
+        for name in needed:
             if name not in properties:
                 properties[name] = _property(schema, name)
         names = self._names(schema, path)
@@ -598,51 +742,52 @@ class _Compiler:
         for name, each in properties.items():
             whole = each
             for pattern, other in patterns.items():
-                if name in schema.get("properties", {}) and _finds(pattern, name, path):
-                    whole = self.merged(whole, other, f"{path}/patternProperties")
+                if name in schema.get("properties", {}) and finds(pattern, name, f"{path}/patternProperties"):
+                    whole = _both(whole, other)
             item = self.value(whole, f"{path}/properties/{name}")
-            if _is_nothing(item) or not (names is None or build(names).accepts(_dumps(name))):
-                if name in required:
+            if _is_nothing(item) or not (names is None or names.accepts(_dumps(name))):
+                if name in needed:
                     return NOTHING
                 continue
-            entries.append((self.property_of(literal(_dumps(name)), item), name in required))
+            entries.append((self.property_of(spelled(name), item), name in needed))
         further = self._further(schema, properties, additional, names, path)
+        if further:
+            # Otherwise a name that has been passed could be begun, as that of another property, and never be ended.
+            # Like the names of others it may repeat: the last value counts, and is one of the same schema.
+            further += [entry for entry, is_required in entries if not is_required]
         least, most = (_count(schema, key, path) for key in ("minProperties", "maxProperties"))
         return self._properties(entries, further, least or 0, most, path)
 
-    def _names(self, schema: Mapping[str, Any], path: str) -> Expression | None:
+    def _names(self, schema: Mapping[str, Any], path: str) -> Automaton | None:
         if "propertyNames" not in schema:
             return None
-        return self.value(self.merged({"type": "string"}, schema["propertyNames"], path), f"{path}/propertyNames")
+        found = self.value(_both({"type": "string"}, schema["propertyNames"]), f"{path}/propertyNames")
+        return intersection(found, _usual_string())
 
     def _further(
         self,
         schema: Mapping[str, Any],
         properties: Mapping[str, Any],
         additional: Schema,
-        names: Expression | None,
+        names: Automaton | None,
         path: str,
     ) -> list[Expression]:
         """Returns the properties that are not declared, by the patterns of their names."""
-        found, left = [], names if names is not None else _usual_string()
+        left = names if names is not None else _usual_string()
         if properties:
-            left = difference(left, choice(*(literal(_dumps(name)) for name in properties)))
-        patterns = schema.get("patternProperties", {})
-        automata = {pattern: self._string({"pattern": pattern}, f"{path}/patternProperties") for pattern in patterns}
-        for first, second in itertools.combinations(patterns, 2):
-            if patterns[first] != patterns[second] and not _is_nothing(intersection(automata[first], automata[second])):
-                raise UnsupportedError(f"{path}/patternProperties: {first!r} and {second!r} have names in common")
-        for pattern, each in patterns.items():
-            item = self.value(each, f"{path}/patternProperties/{pattern}")
-            key = intersection(left, automata[pattern])
+            left = difference(left, choice(*map(spelled, properties)))
+        # The names by the patterns that they match.
+        cells: list[tuple[Automaton, Schema | None]] = [(left, None)]
+        for pattern, each in schema.get("patternProperties", {}).items():
+            matching = self._string({"pattern": pattern}, f"{path}/patternProperties")
+            inside = [(intersection(key, matching), each if of is None else _both(of, each)) for key, of in cells]
+            cells = [(difference(key, matching), of) for key, of in cells] + inside
+            cells = [cell for cell in cells if not _is_nothing(cell[0])]
+        found = []
+        for key, of in cells:
+            item = self.value(additional if of is None else of, f"{path}/additionalProperties")
             if not _is_nothing(item) and not _is_nothing(key):
                 found.append(self.property_of(key, item))
-        for automaton in automata.values():
-            left = difference(left, automaton)
-        if additional is not False and not _is_nothing(left):
-            item = self.value(additional, f"{path}/additionalProperties")
-            if not _is_nothing(item):
-                found.append(self.property_of(left, item))
         return found
 
     def _properties(
@@ -674,12 +819,17 @@ class _Compiler:
         def place(passed: int, written: int, has_comma: bool) -> int:
             return 1 + (min(written, counted) * (number + 1) + passed) * 2 + has_comma
 
-        last = 1 + 2 * (counted + 1) * (number + 1)
-        edges: list[tuple[int, Expression | None, int]] = [(0, sequence(literal("{"), self.space), place(0, 0, True))]
-        close, comma = sequence(self.space, literal("}")), self.comma()
+        closing = 1 + 2 * (counted + 1) * (number + 1)  # one for all, as what is before the bracket has many states
+        opened, last = closing + 1, closing + 2
+        edges: list[tuple[int, Expression | None, int]] = [
+            (0, self.begin("{"), opened),
+            (opened, None, place(0, 0, True)),
+            (closing, self.end("}"), last),
+        ]
+        comma = self.comma()
         left = [sum(is_required for _, is_required in entries[i:]) for i in range(number + 1)]
         if not num_required and least == 0:
-            edges.append((0, sequence(literal("{"), self.space, literal("}")), last))
+            edges.append((opened, literal("}"), last))
         for written in range(counted + 1):
             goes_on = most is None or written < most
             for passed in range(number + 1):
@@ -687,7 +837,7 @@ class _Compiler:
                 is_end = written >= least and not left[passed]
                 if written or counted == 0:
                     if is_end:
-                        edges.append((without_comma, close, last))
+                        edges.append((without_comma, None, closing))
                     if goes_on and (passed < number or further):
                         edges.append((without_comma, comma, with_comma))
                 if not goes_on:
@@ -709,6 +859,12 @@ def _character() -> Automaton:
 
 
 @functools.cache
+def _characters() -> Automaton:
+    """Returns the automaton that counts the characters of strings in their usual spelling."""
+    return meter(_character())
+
+
+@functools.cache
 def _any_string() -> Automaton:
     """Returns any string in any spelling."""
     escaped = choice(sequence(literal("\\"), choice(*map(literal, '"\\/bfnrt'))), ESCAPED_CODE)
@@ -721,35 +877,77 @@ def _usual_string() -> Automaton:
     return minimal(build(sequence(literal('"'), Repeat(_character(), 0, None), literal('"'))))
 
 
-def _anchored(schema: Any, name: str) -> Iterable[Any]:
-    """Yields the schemas in a document that have a name of their own."""
-    if isinstance(schema, Mapping):
-        if schema.get("$anchor") == name or schema.get("$id") == f"#{name}" or schema.get("id") == f"#{name}":
-            yield schema
-        for each in schema.values():
-            yield from _anchored(each, name)
-    elif isinstance(schema, list):
-        for each in schema:
-            yield from _anchored(each, name)
-
-
 def _absent(name: str, base: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the schema of values without a property, to be merged with another one."""
     # To name it must not exclude other names where no property is declared.
     return {"properties": {name: False}} | ({} if base.get("properties") else {"additionalProperties": True})
 
 
-def _apart(options: Sequence[Schema], base: Mapping[str, Any]) -> Sequence[Schema]:
-    """Returns the options of `oneOf`; those that require properties alone exclude the properties of each other."""
-    if not all(isinstance(each, Mapping) and set(each) & APPLIED == {"required"} for each in options):
-        return options
-    names: list[list[str]] = [each["required"] for each in options if isinstance(each, Mapping)]
-    result: list[Schema] = []
-    for own in names:
-        others = [[name for name in each if name not in own] for each in names if each is not own]
-        lacks = [{"anyOf": [_absent(name, base) for name in other]} for other in others]
-        result.append({"allOf": [{"required": own}, *lacks]} if all(others) else False)
-    return result
+def _declared(schema: Mapping[str, Any]) -> list[str]:
+    """Returns the names that a schema declares or requires, and that its objects may have."""
+    names = dict.fromkeys([*schema.get("properties", {}), *required(schema)])
+    return [name for name in names if _may_have(schema, name)]
+
+
+def _implies(schema: Schema, other: Schema) -> bool:
+    """Whether it is certain that a schema accepts only values that another one accepts, by their types."""
+    if _is_true(other) or schema == other:
+        return True
+    if not isinstance(schema, Mapping) or not isinstance(other, Mapping):
+        return False
+    types = other.get("type", list(TYPES))
+    return APPLIED & other.keys() == {"type"} and all(includes(types, each) for each in _possible_types(schema))
+
+
+def _failing_strings(no: Mapping[str, Any], base: Mapping[str, Any], path: str) -> Iterable[Mapping[str, Any]]:
+    """Yields the schemas of the strings that keywords of strings refuse."""
+    if no.get("format") in {*FORMATS, *UNSUPPORTED}:
+        raise UnsupportedError(f"{path}/format: not supported within not")
+    if part := _without(no, "format"):
+        yield {"not": part}
+
+
+def _failing_numbers(no: Mapping[str, Any], path: str) -> Iterable[Mapping[str, Any]]:
+    """Yields the schemas of the numbers that keywords of numbers refuse."""
+    if "multipleOf" in no:
+        raise UnsupportedError(f"{path}/multipleOf: not supported within not")
+    for own, opposite in (("inimum", "aximum"), ("aximum", "inimum")):
+        exclusive = no.get(f"exclusiveM{own}")
+        if f"m{own}" in no:
+            yield {f"m{opposite}" if exclusive is True else f"exclusiveM{opposite}": no[f"m{own}"]}
+        if exclusive is not None and not isinstance(exclusive, bool):
+            yield {f"m{opposite}": exclusive}
+
+
+def _failing_arrays(no: Mapping[str, Any], base: Mapping[str, Any], path: str) -> Iterable[Mapping[str, Any]]:
+    """Yields the schemas of the arrays that keywords of arrays refuse."""
+    if no.get("uniqueItems"):
+        raise UnsupportedError(f"{path}/uniqueItems: not supported within not")
+    if no.get("minItems", 0) > 0:
+        yield {"maxItems": no["minItems"] - 1}
+    if "maxItems" in no:
+        yield {"minItems": no["maxItems"] + 1}
+    if "contains" in no:
+        yield {"items": {"not": no["contains"]}}
+    first, rest = no.get("prefixItems", []), no.get("items", True)
+    if isinstance(rest, list):
+        first, rest = rest, no.get("additionalItems", True)
+    for index, each in enumerate(first):
+        yield {"prefixItems": [*[True] * index, {"not": each}], "minItems": index + 1}
+    if first and not _is_true(rest):
+        if no.get("maxItems") != len(first):
+            raise UnsupportedError(f"{path}/items: not supported beside prefixItems within not")
+    elif not _is_true(rest):
+        yield {"contains": {"not": rest}}
+
+
+def _only(value: Any) -> Schema:
+    """Returns the schema of a value alone; of a list or an object by its parts."""
+    if isinstance(value, list):
+        items = [{"const": each} for each in value]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    properties = {name: {"const": each} for name, each in value.items()}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def _may_have(schema: Mapping[str, Any], name: str) -> bool:
@@ -757,7 +955,7 @@ def _may_have(schema: Mapping[str, Any], name: str) -> bool:
     if name in schema.get("properties", {}):
         return schema["properties"][name] is not False
     patterns = schema.get("patternProperties", {})
-    if name in schema.get("required", ()) or any(_finds(pattern, name, "#") for pattern in patterns):
+    if name in required(schema) or any(finds(pattern, name, "#/patternProperties") for pattern in patterns):
         return True
     return _additional(schema) is not False
 
@@ -769,11 +967,28 @@ def _additional(schema: Mapping[str, Any]) -> Schema:
     return found
 
 
-def _needed(needed: Any, path: str) -> Schema:
-    """Returns the schema of values with a property that needs others, or a schema."""
-    if not isinstance(needed, list | Mapping | bool):
-        raise ValueError(f"{path}: must be a list of names or a schema, got {needed!r}")
-    return {"required": needed} if isinstance(needed, list) else needed
+def _is_true(schema: Schema) -> bool:
+    """Whether a schema accepts every value: it has no keywords but annotations."""
+    return schema is True or (isinstance(schema, Mapping) and not APPLIED & schema.keys())
+
+
+def _is_of_strings(schema: Schema) -> bool:
+    """Whether a schema has keywords of strings, and values, alone."""
+    keywords = {"type", "enum", "const", "anyOf", *OF_TYPE["string"]}
+    if not isinstance(schema, Mapping) or not schema.keys() & APPLIED <= keywords:
+        return False
+    if schema.get("format") in {*FORMATS, *UNSUPPORTED} or not includes(schema.get("type", "string"), "string"):
+        return False
+    return all(map(_is_of_strings, schema.get("anyOf", ())))
+
+
+def _both(first: Schema, second: Schema) -> Schema:
+    """Returns a schema that accepts the values that both accept."""
+    if first is False or second is False:
+        return False
+    if _is_true(first) or first == second:
+        return second
+    return first if _is_true(second) else {"allOf": [first, second]}
 
 
 def _without(schema: Mapping[str, Any], *keywords: str) -> dict[str, Any]:
@@ -800,60 +1015,26 @@ def _property(schema: Mapping[str, Any], name: str) -> Schema:
     """Returns what a schema says of a property."""
     if name in schema.get("properties", {}):
         return schema["properties"][name]
-    for pattern, each in schema.get("patternProperties", {}).items():
-        if _finds(pattern, name, "#"):
-            return each
-    return schema.get("additionalProperties", True)
-
-
-def _finds(pattern: str, name: str, path: str) -> bool:
-    try:
-        return _search(pattern).accepts(name.encode())
-    except ValueError as error:
-        raise UnsupportedError(f"{path}/patternProperties: {error}") from error
-
-
-@functools.lru_cache(maxsize=64)
-def _search(pattern: str) -> Automaton:
-    return build(regex.search(pattern))
-
-
-def _check_types(types: Any, path: str) -> None:
-    names = types if isinstance(types, list) else [types]
-    if types is not None and not set(names) <= {*TYPES, "any"}:
-        raise ValueError(f"{path}/type: must be of {', '.join(TYPES)}, got {types!r}")
-
-
-def _includes(types: Any, name: str) -> bool:
-    names = types if isinstance(types, list) else [types]
-    return name in names or "any" in names or (name == "integer" and "number" in names)
-
-
-def _type_of(value: Any) -> str:
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    kind = kinds.get(type(value), "null")
-    return "integer" if kind == "number" and value.is_integer() else kind
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether two values are equal: true and 1 are not."""
-    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True) or (
-        not isinstance(first, bool) and not isinstance(second, bool) and first == second
-    )
+    found: list[Schema] = [
+        each
+        for pattern, each in schema.get("patternProperties", {}).items()
+        if finds(pattern, name, "#/patternProperties")
+    ]
+    return functools.reduce(_both, found) if found else schema.get("additionalProperties", True)
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
     """Returns the values that `enum` and `const` allow, None without either."""
     if "const" in schema:
         const = schema["const"]
-        return [const] if any(_equal(const, each) for each in schema.get("enum", [const])) else []
+        return [const] if any(equal(const, each) for each in schema.get("enum", [const])) else []
     return list(schema["enum"]) if "enum" in schema else None
 
 
 def _possible_types(schema: Mapping[str, Any]) -> set[str]:
     values = _values(schema)
-    types = {each for each in TYPES if _includes(schema.get("type", list(TYPES)), each)}
-    return types if values is None else types & {_type_of(value) for value in values}
+    types = {each for each in TYPES if includes(schema.get("type", list(TYPES)), each)}
+    return types if values is None else types & {type_of(value) for value in values}
 
 
 def _dumps(value: Any) -> bytes:
@@ -870,6 +1051,18 @@ def _count(schema: Mapping[str, Any], key: str, path: str) -> int | None:
     return int(value)
 
 
+def _limit(schema: Mapping[str, Any], path: str, least: str, most: str) -> str | None:
+    """Returns the keyword of the larger of two counts with its value, None without counts.
+
+    Raises:
+      UnsupportedError: the least number is too large to be counted.
+    """
+    if (schema.get(least) or 0) > MOST_COUNT:
+        raise UnsupportedError(f"{path}/{least}: must be at most {MOST_COUNT}, got {schema[least]}")
+    key = next((key for key in (most, least) if schema.get(key) is not None), None)
+    return key and f"{key} of {schema[key]}"
+
+
 def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound | None]:
     """Returns the least and the greatest number of a schema."""
     bounds = []
@@ -882,10 +1075,21 @@ def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound |
             value = schema.get(key)
             if value is None or isinstance(value, bool):
                 continue
-            if not isinstance(value, int | float):
-                raise ValueError(f"{path}/{key}: must be a number, got {value!r}")
-            found.append(Bound(Fraction(str(value)), is_inclusive and schema.get(exclusive) is not True))
+            found.append(Bound(_decimal(schema, key, path), is_inclusive and schema.get(exclusive) is not True))
+            if abs(value) >= numbers.LIMIT and (value > 0) == (tighter is max):
+                raise UnsupportedError(f"{path}/{key}: numbers have up to {numbers.MOST_WHOLE} digits, got {value}")
         # At equal values the exclusive bound is the tighter one.
         sign = 1 if tighter is max else -1
         bounds.append(max(found, key=lambda bound: (sign * bound.value, not bound.inclusive)) if found else None)
     return bounds[0], bounds[1]
+
+
+def _decimal(schema: Mapping[str, Any], key: str, path: str) -> Fraction:
+    """Returns the value of a number in a schema."""
+    value = schema[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{path}/{key}: must be a number, got {value!r}")
+    found = Fraction(str(value))
+    if (found * 10**numbers.MOST_PLACES).denominator > 1:
+        raise UnsupportedError(f"{path}/{key}: must have up to {numbers.MOST_PLACES} decimal places, got {value}")
+    return found

@@ -23,9 +23,14 @@ LONGEST = 2 ** (_LEAVES - _BEFORE)  # bytes of a token, so that the iterations t
 Array = Any  # int32, of NumPy or JAX, or an int
 
 
-def move(state: int, begins: bool = False, leaves: bool = False) -> int:
-    """Returns the move of a byte, which begins an iteration or none, after it has left a loop or none."""
-    return state | begins << _COUNT | leaves << _LEAVES
+def move(state: Array, begun: Array = 0, leaves: bool = False) -> Array:
+    """Returns the move of a byte, which begins some iterations after it has left a loop or none."""
+    return state | begun << _COUNT | leaves << _LEAVES
+
+
+def without_bounds(number: int) -> np.ndarray:
+    """Returns the bounds of some states outside of loops [number, 2]."""
+    return np.tile(np.array([0, UNBOUNDED], np.int32), (number, 1))
 
 
 def leaving(state: np.ndarray) -> np.ndarray:
@@ -52,7 +57,7 @@ def after(state: Array, move: Array) -> Array:
 def is_allowed(state: Array, move: Array, least: Array, most: Array) -> Array:
     """Whether a text may go on by a move from its state, whose loop has `least` to `most` iterations."""
     leaves = _leaves(move)
-    number = count(state) + leaves * _before(move) + (1 - leaves) * _begun(move)
+    number = count(state) + leaves * _before(move) + (1 - leaves) * begun(move)
     return (move != DEAD) & (number <= most) & ((leaves == 0) | (number >= least))
 
 
@@ -67,16 +72,16 @@ def composed(first: np.ndarray, second: np.ndarray, counts: np.ndarray, bounds: 
     """
     least, most = bounds.T
     has_left, leaves = _leaves(first), _leaves(second)
-    begun = _begun(first) + (1 - leaves) * _begun(second)  # in the loop between
+    number = begun(first) + (1 - leaves) * begun(second)  # in the loop between
     is_known = (has_left == 1) | ~counts  # all iterations of that loop are those of the pair
-    is_possible = (second != DEAD) & (begun <= most) & ((leaves == 0) | ~is_known | (_begun(first) >= least))
-    before = np.where(has_left == 1, _before(first), begun)
+    is_possible = (second != DEAD) & (number <= most) & ((leaves == 0) | ~is_known | (begun(first) >= least))
+    before = np.where(has_left == 1, _before(first), number)
     of_first_loop = np.where(counts & (has_left | leaves == 1), before << _BEFORE | 1 << _LEAVES, 0)
-    pair = second & STATE | np.where(leaves == 1, _begun(second), begun) << _COUNT | of_first_loop
+    pair = second & STATE | np.where(leaves == 1, begun(second), number) << _COUNT | of_first_loop
     return np.where(is_possible, pair, DEAD)
 
 
-def _begun(move: Array) -> Array:
+def begun(move: Array) -> Array:
     """Returns the iterations that a move begins in the loop after it."""
     return move >> _COUNT & 2 ** (_BEFORE - _COUNT) - 1
 

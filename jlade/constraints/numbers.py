@@ -1,10 +1,16 @@
-"""JSON's numbers in a range, as expressions."""
+"""JSON's numbers in a range, as expressions.
+
+A finite double holds each of them: they have at most `MOST_WHOLE` digits before the point, and at most two in the
+exponent, which those without bounds may have.
+"""
 
 import dataclasses
+import functools
 from fractions import Fraction
 
 import numpy as np
 
+from jlade.constraints import moves
 from jlade.constraints.automaton import (
     EMPTY,
     NOTHING,
@@ -14,27 +20,38 @@ from jlade.constraints.automaton import (
     build,
     byte_range,
     choice,
+    counted,
     difference,
     intersection,
     literal,
     optional,
     sequence,
 )
+from jlade.constraints.moves import DEAD
 
+MOST_WHOLE = 20  # digits before the point, as 64 bits have
+LIMIT = 10**MOST_WHOLE
+MOST_PLACES = 40  # digits of a bound or a divisor after the point
+MOST_REMAINDERS = 10_000  # states of the multiples of a divisor
 DIGIT = byte_range(ord("0"), ord("9"))
+NOT_ZERO = byte_range(ord("1"), ord("9"))
 DIGITS = Repeat(DIGIT, 0, None)
-WHOLE = choice(literal("0"), sequence(byte_range(ord("1"), ord("9")), DIGITS))  # without a sign
+WHOLE = choice(literal("0"), sequence(NOT_ZERO, DIGITS))  # without a sign, of any size
+LIMITED = choice(literal("0"), sequence(NOT_ZERO, Repeat(DIGIT, 0, MOST_WHOLE - 1)))
 FRACTION = sequence(literal("."), Repeat(DIGIT, 1, None))
 EXPONENT = sequence(
-    choice(literal("e"), literal("E")), optional(choice(literal("+"), literal("-"))), Repeat(DIGIT, 1, None)
+    choice(literal("e"), literal("E")), optional(choice(literal("+"), literal("-"))), Repeat(DIGIT, 1, 2)
 )
-INTEGER = sequence(optional(literal("-")), WHOLE)
-NUMBER = sequence(optional(literal("-")), WHOLE, optional(FRACTION), optional(EXPONENT))
+INTEGER = sequence(optional(literal("-")), LIMITED)
+NUMBER = sequence(optional(literal("-")), LIMITED, optional(FRACTION), optional(EXPONENT))
 UNSIGNED = sequence(WHOLE, optional(FRACTION))
 ZERO = sequence(literal("0"), optional(sequence(literal("."), Repeat(literal("0"), 1, None))))
 NOT_POSITIVE = choice(ZERO, sequence(literal("-"), UNSIGNED))
 NOT_NEGATIVE = choice(UNSIGNED, sequence(literal("-"), ZERO))
-MOST_DIGITS = 40  # of a bound
+
+
+class DivisorError(ValueError):
+    """A divisor has too many remainders."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,43 +62,93 @@ class Bound:
     inclusive: bool = True
 
 
-def integers(least: Bound | None, most: Bound | None) -> Expression:
-    """Returns the integers between two bounds, written without a fraction or an exponent."""
-    return INTEGER if least is None and most is None else _between(least, most, INTEGER)
+def integers(least: Bound | None, most: Bound | None, divisor: Fraction | None = None) -> Expression:
+    """Returns the integers between two bounds, written without a fraction or an exponent.
+
+    Args:
+      least, most: the bounds.
+      divisor: a number of which they are multiples.
+
+    Raises:
+      DivisorError: the divisor has too many remainders.
+    """
+    if least is None and most is None and divisor is None:
+        return INTEGER
+    # A multiple of a fraction in its lowest terms is an integer if it is one of the numerator.
+    multiple = None if divisor is None else Fraction(divisor.numerator)
+    return _limited(least, most, multiple, sequence(optional(literal("-")), WHOLE))
 
 
-def decimals(least: Bound | None, most: Bound | None) -> Expression:
-    """Returns the numbers between two bounds. With a bound they are written without an exponent."""
-    if least is None and most is None:
+def decimals(least: Bound | None, most: Bound | None, divisor: Fraction | None = None) -> Expression:
+    """Returns the numbers between two bounds. With a bound or a divisor they are written without an exponent.
+
+    Args and errors are those of `integers`.
+    """
+    if least is None and most is None and divisor is None:
         return NUMBER
-    return _between(least, most, sequence(INTEGER, optional(FRACTION)))
+    return _limited(least, most, divisor, sequence(optional(literal("-")), UNSIGNED))
 
 
-def multiples(divisor: int) -> Automaton:
-    """Returns the integers that an integer of at least 1 divides, by the remainder of the digits that are read."""
-    # States: the beginning, after a sign, after a leading zero, and after other digits by their remainder.
-    table = np.full((3 + divisor, 12), -1, np.int32)  # classes: ten digits, "-", all others
-    for state in range(2):
-        table[state, 0] = 2
-        for digit in range(1, 10):
-            table[state, digit] = 3 + digit % divisor
+def multiples(divisor: Fraction) -> Automaton:
+    """Returns the multiples of a number above 0, with no more digits after the point than it has itself.
+
+    Raises:
+      DivisorError: it has too many remainders.
+    """
+    places = len(_digits(divisor)[1])
+    size = int(divisor * 10**places)  # the remainders of the digits that are read, as an integer
+    number = places + 2 if places else 1
+    if number * size > MOST_REMAINDERS:
+        most = MOST_REMAINDERS // number
+        raise DivisorError(f"with {places} decimal places must be at most {most / 10**places}, got {float(divisor)}")
+    # States: the beginning, after a sign, after a leading zero; and by the remainder of the digits that are read those
+    # before the point, after the point, and after each further digit.
+    table = np.full((3 + number * size, 13), DEAD, np.int32)  # classes: ten digits, "-", ".", all others
+    table[:2, :10] = 3 + np.arange(10) % size
+    table[:2, 0] = 2
     table[0, 10] = 1
-    for remainder in range(divisor):
-        for digit in range(10):
-            table[3 + remainder, digit] = 3 + (10 * remainder + digit) % divisor
-    class_of_byte = np.full(256, 11, np.int32)
-    class_of_byte[ord("0") : ord("9") + 1] = np.arange(10)
-    class_of_byte[ord("-")] = 10
-    is_final = np.zeros(3 + divisor, bool)
-    is_final[[2, 3]] = True
-    return Automaton(table, class_of_byte, is_final)
+    remainders = np.arange(size)
+    after = (10 * remainders[:, None] + np.arange(10)) % size
+    is_final = np.zeros(len(table), bool)
+    is_final[2] = True
+    for place in range(number):
+        first = 3 + place * size
+        here, next_place = slice(first, first + size), first + size if place else first
+        if place < number - 1 or not place:
+            table[here, :10] = next_place + after
+        if place != 1:
+            is_final[here] = remainders * pow(10, places - max(0, place - 1), size) % size == 0
+    if places:
+        table[2, 11] = 3 + size
+        table[3 : 3 + size, 11] = 3 + size + remainders
+    return Automaton(table, _CLASS_OF_BYTE, is_final)
+
+
+_CLASS_OF_BYTE: np.ndarray = np.full(256, 12, np.int32)
+_CLASS_OF_BYTE[ord("0") : ord("9") + 1] = np.arange(10)
+_CLASS_OF_BYTE[[ord("-"), ord(".")]] = 10, 11
+
+
+@functools.cache
+def _whole_digits() -> Automaton:
+    """Returns the automaton that counts the digits before the point."""
+    table = np.ones((2, 13), np.int32)
+    table[0, :10], table[0, 10] = moves.move(0, 1), 0
+    return Automaton(table, _CLASS_OF_BYTE, np.ones(2, bool), moves.without_bounds(2))
+
+
+def _limited(least: Bound | None, most: Bound | None, divisor: Fraction | None, form: Expression) -> Expression:
+    found = _between(least, most, form)
+    if divisor is not None:
+        found = intersection(found, multiples(divisor))
+    return counted(found, _whole_digits(), 0, MOST_WHOLE)
 
 
 def _between(least: Bound | None, most: Bound | None, form: Expression) -> Automaton:
     found = build(form)
-    if least is not None:
+    if least is not None and least.value > -LIMIT:
         found = difference(found, _below(least)) if least.value <= 0 else intersection(found, _magnitude(least))
-    if most is not None:
+    if most is not None and most.value < LIMIT:
         mirrored = Bound(-most.value, most.inclusive)
         found = difference(found, _signed_above(most)) if most.value >= 0 else intersection(found, _negated(mirrored))
     return found
@@ -134,16 +201,10 @@ def _fraction_above(digits: str, inclusive: bool) -> Expression:
 
 
 def _digits(value: Fraction) -> tuple[str, str]:
-    """Returns the digits of a number of at least 0 before and after its point, without zeros at the end.
-
-    Raises:
-      ValueError: it has more than `MOST_DIGITS` digits.
-    """
+    """Returns the digits of a number of at least 0 before and after its point, without zeros at the end."""
     whole, left = divmod(value, 1)
     fraction = ""
-    while left and len(fraction) <= MOST_DIGITS:
+    while left:
         digit, left = divmod(left * 10, 1)
         fraction += str(int(digit))
-    if left or len(str(int(whole))) > MOST_DIGITS:
-        raise ValueError(f"a bound of numbers has more than {MOST_DIGITS} digits")
     return str(int(whole)), fraction

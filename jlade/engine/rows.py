@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, check_int
 from jlade.constraints import grammar as grammar_lib
-from jlade.constraints.grammar import ROW_CLASSES, RowTables
+from jlade.constraints.grammar import RowTables
 from jlade.constraints.tokens import Table
 from jlade.decoding import ahead, loop, prefill, reading, sampling, sharding
 from jlade.decoding.sampling import Sampling
@@ -101,13 +101,7 @@ def check(request: DecodeRequest, size: Size) -> None:
     """Raises a ValueError for options of requests that rows do not accept."""
     inputs, top_logprobs = request.inputs, request.config.top_logprobs
     for table in filter(None, request.tables or ()):
-        number = grammar_lib.num_entries(table)
-        if number > size.grammar or table.num_classes > ROW_CLASSES:
-            states, classes = table.moves.shape
-            raise ValueError(
-                f"grammar must have a table of at most max_grammar={size.grammar} entries and {ROW_CLASSES} classes of "
-                f"tokens, got {number} entries of {states} states and {classes} classes"
-            )
+        grammar_lib.check_size(table, size.grammar)
     if "prediction" in inputs.sources:
         number = int(np.max(np.sum(inputs.sources["prediction"].text != NONE, axis=1)))
         if number > size.prediction:

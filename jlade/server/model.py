@@ -116,6 +116,7 @@ def make(
         sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
         capacity=engine.capacity,
         max_prediction=limits.max_prediction,
+        max_grammar=limits.max_grammar,
         max_top_logprobs=of_chat,
         max_logprobs=of_completion,
         max_choices=min(MOST_CHOICES, limits.max_waiting),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
+from jlade.constraints.grammar import check_size
 from jlade.generation import constraining
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate, Message
@@ -126,6 +127,7 @@ class Reader:
       stop: strings that end a text, unless a body gives others.
       capacity: most tokens of a prompt and its text. A text that has more by its length is not tokenized.
       max_prediction: most tokens of a prediction; 0 to ignore predictions, which change no text.
+      max_grammar: most entries of the table of a grammar; None for any number.
       max_top_logprobs: most alternatives of a token of a chat.
       max_logprobs: and of a completion.
       max_choices: most choices of a body, no more than may wait.
@@ -139,6 +141,7 @@ class Reader:
     capacity: int
     stop: Sequence[str] = ()
     max_prediction: int = 0
+    max_grammar: int | None = None
     max_top_logprobs: int = 0
     max_logprobs: int = 0
     max_choices: int = MOST_CHOICES
@@ -205,15 +208,17 @@ class Reader:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept.
 
         Raises:
-          RequestError: the grammar is wrong or not supported.
+          RequestError: the grammar is wrong, not supported or too large.
         """
         if asked.grammar is None:
             return asked
         grammar = asked.grammar.grammar()
         with asked.grammar.errors():
-            constraining.table_of(
+            table = constraining.table_of(
                 grammar, text_lib.token_bytes(self.tokenizer), asked.options["eos_ids"], self.vocab_size
             )
+            if self.max_grammar is not None:
+                check_size(table, self.max_grammar)
         return dataclasses.replace(asked, options=asked.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:

@@ -24,7 +24,9 @@ PATTERNS = [
     "a*a{2,9}",
     "(a?b?){9}",
     "(a{0,9}b?)*",
-    "[ab]{8}|[bc]{8}",
+    "[ab]{8}|[bc]{9}",
+    "(ab){8}|(abab){8}c",
+    "a{8}a{8}b",
 ]
 COUNTED = [
     "[ab]{3,9}",
@@ -37,7 +39,29 @@ COUNTED = [
     "(ab{2,10}c){0,3}",
     "a?b{0,8}|c{9}",
     "(x|a{0,8}y)a{8}",
+    "[ab]{8}|[bc]{8}",
+    "(a[bc]{9}|[ab]c{9})x",
+    "[ab]{9,}c",
+    "([ab]{1,9}c){0,20}d",
 ]
+# Texts with a number of characters: pattern, least, most.
+LENGTHS = [
+    ("[a-c]+", 0, 9),
+    ("[a-c]*b{3}", 5, 12),
+    ("[a-c]*(x|bcd)", 9, 12),
+    ("([a-c]|%[0-9]{2})*", 3, 10),
+    ("(é|😀)*(â|a)", 8, 9),
+    ("a{12}|b+|(ab)*c", 2, 8),
+    ("(abc)*", 8, 11),
+    ("(a|b{12})*", 3, 11),
+    ("(abc)*", 10, 11),
+    (r"x?[a-c]{0,20}", 10, 15),
+    ("[a-c]{2}", 0, 9),
+    ("[a-c]+", 0, 5),
+    ("[a-c]*x", 9, None),
+    ("(x|[a-c]*xx)", 10, None),
+]
+CHARACTER = st.characters(exclude_categories=["Cs"])
 CHARACTERS = "abcdxy0129.-+eE@ é😀â\n\t_comrg"
 
 
@@ -54,8 +78,70 @@ def test_accepts_what_re_matches(pattern, data):
     assert found.accepts(text.encode()) == bool(re.fullmatch(pattern, text, re.ASCII))
 
 
+def characters(pattern, least, most):
+    """The texts that a pattern matches, with a number of characters."""
+    meter = automaton.meter(automaton.characters(automaton.without(())))
+    return automaton.counted(regex.parse(pattern), meter, least, most)
+
+
+@pytest.mark.parametrize(("pattern", "least", "most"), LENGTHS)
+def test_characters_are_counted(pattern, least, most):
+    """The automaton is that of the product with a repetition, and each of its texts can be completed at any count."""
+    character = automaton.characters(automaton.without(()))
+    expected = automaton.intersection(regex.parse(pattern), automaton.Repeat(character, least, most))
+    found = characters(pattern, least, most)
+    both = [automaton.build(found), expected]
+    for one, other in (both, reversed(both)):
+        assert not automaton.difference(one, other).is_final.any()
+    counting = automaton.build(found, counts=True)
+    if most is None:  # the count ends at 65,535
+        return
+    reached, left, before = {0}, [0], {}
+    while left:
+        here = left.pop()
+        for byte in range(256):
+            after = counting.run(bytes([byte]), here)
+            if after >= 0:
+                before.setdefault(after, set()).add(here)
+                left += {after} - reached
+                reached.add(after)
+    completed = left = {state for state in reached if counting.ends(state)}
+    while left:
+        left = set().union(*(before.get(state, set()) for state in left)) - completed
+        completed |= left
+    assert completed == reached or not completed
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bounds"),
+    [
+        ("[a-c]+", [(0, 2083), (2500, None), (60_000, 65_535)]),
+        ("(é|😀|%[0-9]{2})*", [(0, 2083), (2500, None), (60_000, 65_535)]),
+        ("x*%[0-9]{2}", [(0, 2083), (3, 65_535)]),  # where nothing may follow a text, a least length takes states
+    ],
+)
+def test_lengths_take_no_states(pattern, bounds):
+    plain = automaton.build(regex.parse(pattern))
+    for least, most in bounds:
+        assert len(automaton.build(characters(pattern, least, most), counts=True).is_final) <= len(plain.is_final) + 1
+
+
+def test_the_largest_length():
+    found = automaton.build(characters("(é|%[0-9]{2})*", 65_534, 65_535), counts=True)
+    for text, is_accepted in {
+        "é" * 65_533: False,
+        "é" * 65_534: True,
+        "é" * 65_535: True,
+        "é" * 65_536: False,
+        "é" * 65_532 + "%12": True,
+        "é" * 65_533 + "%12": False,
+    }.items():
+        assert found.accepts(text.encode()) == is_accepted
+    assert found.run(("é" * 65_533 + "%").encode()) < 0, "two digits more have no place"
+
+
 @settings(max_examples=100)
-@given(st.integers(0, automaton.LAST_CODE_POINT), st.integers(0, automaton.LAST_CODE_POINT), st.characters())
+@given(st.integers(0, automaton.LAST_CODE_POINT), st.integers(0, automaton.LAST_CODE_POINT), CHARACTER)
 def test_a_range_of_characters_is_spelled_in_utf_8(first, last, character):
     first, last = min(first, last), max(first, last)
     found = automaton.build(automaton.characters(((first, last),)))
@@ -95,6 +181,14 @@ def test_the_fewest_states_accept_the_same_texts(pattern):
     assert len(apart) == len(states) * (len(states) - 1)
 
 
-def test_an_automaton_that_is_too_large_is_refused():
-    with pytest.raises(automaton.TooLargeError):
-        automaton.build(regex.parse("(a|b)*a(a|b){20}"))
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(a|b)*a(a|b){20}", "^an automaton of more than 32767 states"),
+        ("[ab]{1,1000000000}a", "a repetition of 1 to 1000000000: an automaton of more than 32767 states"),
+        ("[ab]{70000,}", "a repetition of 70000 to any number: "),
+    ],
+)
+def test_an_automaton_that_is_too_large_is_refused(pattern, message):
+    with pytest.raises(automaton.TooLargeError, match=message):
+        automaton.build(regex.parse(pattern), counts=True)

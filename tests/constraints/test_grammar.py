@@ -76,8 +76,8 @@ def test_a_product_gives_what_an_index_does():
 
 
 def test_wrong_grammars():
-    with pytest.raises(ValueError, match=re.escape("#/properties/a/contains: not supported")):
-        Grammar.json_schema({"type": "object", "properties": {"a": {"type": "array", "contains": {}}}})
+    with pytest.raises(ValueError, match=re.escape("#/properties/a/minContains: not supported")):
+        Grammar.json_schema({"type": "object", "properties": {"a": {"type": "array", "minContains": 1}}})
     with pytest.raises(ValueError, match="regex"):
         Grammar.regex("(a")
     with pytest.raises(ValueError, match="options must be"):
@@ -122,9 +122,7 @@ def test_lengths_have_no_states_of_their_own():
     def states(most):
         return len(Grammar.json_schema({"type": "string", "minLength": 2, "maxLength": most}).automaton.moves)
 
-    assert states(60_000) == states(10)
-    with pytest.raises(ValueError, match="an automaton has more than 32767 states"):
-        states(70_000)
+    assert states(10**9) == states(60_000) == states(10)
 
 
 def test_a_vocabulary_without_all_bytes_gets_the_states_of_all_iterations():

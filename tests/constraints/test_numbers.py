@@ -50,7 +50,38 @@ def test_the_form_of_a_number(text):
     )
 
 
-@settings(max_examples=200)
-@given(st.integers(1, 60), st.integers(-(10**6), 10**6))
-def test_multiples(divisor, value):
-    assert numbers.multiples(divisor).accepts(str(value).encode()) == (value % divisor == 0)
+# Divisors, and the digits of each after the point.
+DIVISORS = {"1": 0, "7": 0, "60": 0, "0.5": 1, "0.25": 2, "0.05": 2, "0.01": 2, "0.000001": 6, "2.5": 1, "12.75": 2}
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_multiples(data):
+    name = data.draw(st.sampled_from([*DIVISORS]))
+    divisor, places = Fraction(name), DIVISORS[name]
+    text = decimal(divisor * data.draw(st.integers(-(10**6), 10**6)))
+    if data.draw(st.booleans()):
+        text += data.draw(st.sampled_from("0125")) if "." in text else data.draw(st.sampled_from([".0", ".5", "5"]))
+    is_right = (Fraction(text) / divisor).denominator == 1 and len(text.partition(".")[2]) <= places
+    assert numbers.multiples(divisor).accepts(text.encode()) == is_right
+    counting = automaton.build(numbers.decimals(None, Bound(Fraction(100)), divisor), counts=True)
+    assert counting.accepts(text.encode()) == (is_right and Fraction(text) <= 100)
+    whole = automaton.build(numbers.integers(None, None, divisor), counts=True)
+    assert whole.accepts(text.encode()) == (is_right and "." not in text)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("least", [None, *(Bound(Fraction(value)) for value in ("0", "12", "0.25", "-1e30"))])
+@pytest.mark.parametrize("divisor", [None, Fraction(1, 2), Fraction(7)])
+def test_a_double_holds_each_number(least, divisor, counts):
+    """No number has more than 20 digits before its point, or more than two in its exponent."""
+    nines, sevens = "9" * 20, "7" * 20
+    for make in (numbers.decimals, numbers.integers):
+        found = automaton.build(make(least, None, divisor), counts=counts)
+        assert found.accepts((sevens if divisor else nines).encode())
+        assert not found.accepts((sevens + "7" if divisor else nines + "9").encode())
+        assert not found.accepts(b"7e400")
+        assert not found.accepts(b"7E+100")
+    plain = automaton.build(numbers.NUMBER, counts=counts)
+    assert plain.accepts(f"-{nines}.{nines}E+99".encode())
+    assert plain.accepts(b"0.5e-99")

@@ -190,7 +190,7 @@ ROWS = [
     # A letter may be an end token, which the text then has, and spells the grammar with others.
     ({"grammar": Grammar.regex("(ab|ba){1,3}"), "eos_ids": [4, EOS]}, "eos", "(ab|ba){1,3}c?"),
     # No token is left where the text has to end.
-    ({"grammar": Grammar.regex("abc"), "sampling": NO_END}, "error", "abc"),
+    ({"grammar": Grammar.regex("abc"), "sampling": NO_END}, "dead_end", "abc"),
     ({"grammar": None, "sampling": SamplingConfig(temperature=1.0)}, "length", ".*"),
 ]  # fmt: skip
 DEFAULTS = {"min_new_tokens": 0, "stop": [], "eos_ids": [EOS], "sampling": SamplingConfig()}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jlade.constraints import automaton, regex
 from jlade.constraints.tokens import Table, Trie
-from tests.constraints.test_automaton import COUNTED, PATTERNS
+from tests.constraints.test_automaton import COUNTED, LENGTHS, PATTERNS, characters
 
 TOKENS = [
     *(bytes([byte]) for byte in range(256)),
@@ -21,6 +21,11 @@ TOKENS = [
     b"ba",
     b"co",
     b"com",
+    b"aab%1",
+    b"2%01a",
+    b"bb",
+    b"xx",
+    b"bcd",
 ]
 EOS = TOKENS.index(b"")
 TRIE = Trie(TOKENS)
@@ -32,6 +37,18 @@ TRIE = Trie(TOKENS)
 def test_a_token_is_allowed_where_its_bytes_lead_on(pattern, data):
     found = automaton.build(regex.parse(pattern), counts=True)
     assert (found.bounds is not None) == (pattern in COUNTED)
+    check_tokens(found, data)
+
+
+@pytest.mark.parametrize(("pattern", "least", "most"), [each for each in LENGTHS if each[1:] != (10, 11)])
+@settings(max_examples=20)
+@given(data=st.data())
+def test_tokens_of_texts_whose_characters_are_counted(pattern, least, most, data):
+    check_tokens(automaton.build(characters(pattern, least, most), counts=True), data)
+
+
+def check_tokens(found, data):
+    """Compares the tokens that a table allows with the runs of their bytes, along a random text."""
     table = Table.of(found, TRIE, [EOS], len(TOKENS))
     state, byte_state = 0, 0
     for _ in range(12):

@@ -56,7 +56,7 @@ def test_tokens_of_likely_texts_are_those_of_the_tokenizer():
 
     assert likely_after('{"') == ("name", True)
     assert likely_after('{"na') == ("me", True)
-    assert likely_after('{"name') == ('": ', False), "whitespace may stand before the colon"
+    assert likely_after('{"name') == ('": ', False), "a space may stand after the colon, or none"
     assert likely_after('{"name":') == ('"', False)
     assert likely_after('{"name": "x') == ('"', False)
     assert likely_after('{"name": "x", "size": "s') == ("m", True)

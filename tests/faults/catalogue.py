@@ -235,16 +235,30 @@ FAULTS = (
     Fault(
         "a token that passes a whole loop may have too few iterations of it",
         "jlade/constraints/moves.py",
-        "((leaves == 0) | ~is_known | (_begun(first) >= least))",
+        "((leaves == 0) | ~is_known | (begun(first) >= least))",
         "True",
         ("tests/constraints/test_tokens.py::test_a_token_is_allowed_where_its_bytes_lead_on",),
     ),
     Fault(
         "a loop is counted where a byte does not say whether it goes on",
         "jlade/constraints/automaton.py",
-        "ambiguous.add(here.loop)",
+        "ambiguous |= {graph.loop[other] for other in targets[each]}",
         "pass",
         ("tests/constraints/test_automaton.py::test_accepts_what_re_matches",),
+    ),
+    Fault(
+        "a text whose characters are counted goes on although it cannot end within its length",
+        "jlade/constraints/automaton.py",
+        "+ nearest[target] - before",
+        "",
+        ("tests/constraints/test_automaton.py::test_characters_are_counted",),
+    ),
+    Fault(
+        "a text whose characters are counted may end where no further character can come and it is too short",
+        "jlade/constraints/automaton.py",
+        "if least > nearest[0] and not ways.go_on(nearest):",
+        "if False:",
+        ("tests/constraints/test_automaton.py::test_characters_are_counted",),
     ),
     Fault(
         "a vocabulary without a byte counts all the same",

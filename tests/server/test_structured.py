@@ -124,7 +124,7 @@ def test_a_structural_tag(given):
             "response_format.schema",
             "response_format.schema=.* is not supported: leave it out",
         ),
-        ({"guided_json": {"contains": {}}}, "guided_json", "#/contains: not supported"),
+        ({"guided_json": {"minContains": 1}}, "guided_json", "#/minContains: not supported"),
         ({"guided_json": "{"}, "guided_json", "guided_json has no grammar: "),
         ({"guided_regex": "(a"}, "guided_regex", r"regex '\(a'"),
         ({"guided_regex": 3}, "guided_regex", "must be a string"),
@@ -145,6 +145,14 @@ def test_wrong_fields(body, param, message):
     with pytest.raises(RequestError, match=message) as error:
         structured.read(body).grammar()
     assert error.value.body["error"]["param"] == param
+
+
+def test_a_table_that_is_too_large_is_refused_by_its_field():
+    reader = dataclasses.replace(json_chat.READER, max_grammar=128)
+    asked = reader.completion({"prompt": "a", "guided_regex": "[a-z]+"})
+    with pytest.raises(RequestError, match="guided_regex has no grammar: grammar must have a table of") as error:
+        reader.with_grammar(asked)
+    assert error.value.body["error"]["param"] == "guided_regex"
 
 
 HERMES = Form(
@@ -497,8 +505,8 @@ def test_two_grammars_and_wrong_schemas_are_refused(client):
     for options, message in (
         ({"tools": [tool("show")], "response_format": {"type": "json_object"}}, "two grammars"),
         ({"tools": [tool("show", {"not": {"contains": 1}}, strict=True)]}, "show: #"),
-        ({"extra_body": {"guided_json": {"type": "array", "contains": {}}}}, "guided_json has no grammar: #"),
         ({"extra_body": {"guided_choice": ["a}b"], "stop_token_ids": [BRACE]}}, rf"stop_token_ids .* \[{BRACE}\]"),
+        ({"extra_body": {"guided_json": {"type": "array", "minContains": 1}}}, "guided_json has no grammar: #"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             asked(client, **options)

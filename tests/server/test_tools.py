@@ -304,7 +304,7 @@ def test_templates_without_a_form(template, message):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"properties": {"a": {"type": "array", "contains": {}}}}, "shop: a: #/contains"),
+        ({"properties": {"a": {"type": "array", "minContains": 1}}}, "shop: a: #/minContains"),
         ({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "shop: a: #/pattern"),
         ({"properties": {"a": {}}, "minProperties": 1}, "shop: #/minProperties: not supported where arguments"),
     ],
@@ -317,7 +317,7 @@ def test_a_tool_that_is_not_strict_may_have_other_values(parameters, message, ca
 
     with pytest.raises(ValueError, match=message):
         grammar(True)
-    value = "[[1]]" if "contains" in message else "7"
+    value = "[[1]]" if "minContains" in message else "7"
     text = f"<tool_call>\n<function=shop>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(grammar(False), text)
     assert "is not held in full" in caplog.text
