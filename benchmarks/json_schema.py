@@ -32,6 +32,7 @@ from rich.table import Table
 from benchmarks import report
 from jlade.constraints import automaton, json_schema
 from jlade.constraints.automaton import Automaton
+from jlade.constraints.grammar import Grammar
 from jlade.constraints.tokens import Table as TokenTable
 from jlade.constraints.tokens import Trie
 from jlade.conversion import location
@@ -168,7 +169,7 @@ def judge(each: Schema, vocabularies: Sequence[Vocabulary], limit: int) -> Outco
     begin, found = time.perf_counter(), None
     try:
         with at_most(limit):
-            found = automaton.build(json_schema.parse(each.schema), counts=True)
+            found = Grammar.json_schema(each.schema).automaton
     except json_schema.UnsupportedError as error:
         path, _, _ = str(error).partition(": ")
         kind = f"refused: {path.rsplit('/', 1)[-1]}"

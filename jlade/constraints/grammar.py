@@ -155,7 +155,10 @@ class Grammar:
 def _automaton(grammar: Grammar, counts: bool) -> Automaton:
     if grammar.kind == "ebnf":
         return ebnf.parse(grammar.source, counts=counts)
-    return automaton.build(_expression(grammar.kind, grammar.source), counts)
+    found = automaton.build(_expression(grammar.kind, grammar.source), counts)
+    if not found.is_final.any():
+        raise ValueError(f"the grammar of {grammar.kind} has no text")
+    return found
 
 
 def _expression(kind: str, source: str) -> Expression:

@@ -41,7 +41,8 @@ def streamed(monkeypatch):
     requests = []
 
     def stream(params, prompt, **request):
-        requests.append(types.SimpleNamespace(prompt=text.decode(request["tokenizer"], prompt["input_ids"][0]), **request))
+        shown = text.decode(request["tokenizer"], prompt["input_ids"][0])
+        requests.append(types.SimpleNamespace(prompt=shown, **request))
         answer = ("one.", "two.", "three.", "four.")[len(requests) - 1]
         generation = types.SimpleNamespace(finish_reason=("eos",), statistics=None, state=f"state after {answer}")
         yield tiny.piece(range(2), answer[:1])

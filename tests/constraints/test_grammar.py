@@ -80,6 +80,8 @@ def test_wrong_grammars():
         Grammar.json_schema({"type": "object", "properties": {"a": {"type": "array", "minContains": 1}}})
     with pytest.raises(ValueError, match="regex"):
         Grammar.regex("(a")
+    with pytest.raises(ValueError, match="the grammar of regex has no text"):
+        Grammar.regex(r"a[^\s\S]")
     with pytest.raises(ValueError, match="options must be"):
         Grammar.choice([])
     assert json.loads(Grammar.json_schema({"type": "null"}).source) == {"type": "null"}
