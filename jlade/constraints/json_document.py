@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from jlade.constraints import regex
-from jlade.constraints.automaton import Automaton, build
+from jlade.constraints import formats, regex
+from jlade.constraints.automaton import Automaton, build, characters
 from jlade.constraints.formats import FORMATS, UNSUPPORTED
 from jlade.constraints.json_keywords import DEPENDENCIES, REFUSED, TYPES, Schema, UnsupportedError, all_of, check
 
@@ -153,7 +153,7 @@ def _accepts_string(value: str, schema: Mapping[str, Any], path: str) -> bool:
     for name in all_of(schema.get("format", ())):
         if name in UNSUPPORTED:
             raise UnsupportedError(f"{path}/format: {name!r} is not supported")
-        if name in FORMATS and not build(regex.parse(FORMATS[name])).accepts(value.encode()):
+        if name in FORMATS and not build(formats.expression(name, characters)).accepts(value.encode()):
             return False
     return is_between(len(value), schema, "Length") and all(
         finds(pattern, value, f"{path}/pattern") for pattern in all_of(schema.get("pattern", ()))

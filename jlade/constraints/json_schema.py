@@ -591,8 +591,6 @@ class _Compiler:
         self, schema: Mapping[str, Any], path: str, between: Callable[..., Expression] = numbers.decimals
     ) -> Expression:
         divisor = _decimal(schema, "multipleOf", path) if "multipleOf" in schema else None
-        if divisor is not None and divisor <= 0:
-            raise ValueError(f"{path}/multipleOf: must be above 0, got {schema['multipleOf']}")
         try:
             return between(*_bounds(schema, path), divisor)
         except numbers.DivisorError as error:
