@@ -598,7 +598,7 @@ class _Compiler:
 
     def _string(self, schema: Mapping[str, Any], path: str) -> Expression:
         parts: list[Expression] = []
-        least, most = (_count(schema, key, path) for key in ("minLength", "maxLength"))
+        least, most = (_count(schema, key) for key in ("minLength", "maxLength"))
         for pattern in all_of(schema.get("pattern", ())):
             try:
                 parts.append(regex.search(pattern, string_of))
@@ -626,7 +626,7 @@ class _Compiler:
         return Named(found, f"{path}/{limit}") if limit else found
 
     def _array(self, schema: Mapping[str, Any], path: str) -> Expression:
-        least, most = (_count(schema, key, path) for key in ("minItems", "maxItems"))
+        least, most = (_count(schema, key) for key in ("minItems", "maxItems"))
         least, limit = least or 0, _limit(schema, path, "minItems", "maxItems")
         items, first = schema.get("items", True), schema.get("prefixItems", [])
         rest_path = f"{path}/items"
@@ -753,7 +753,7 @@ class _Compiler:
             # Otherwise a name that has been passed could be begun, as that of another property, and never be ended.
             # Like the names of others it may repeat: the last value counts, and is one of the same schema.
             further += [entry for entry, is_required in entries if not is_required]
-        least, most = (_count(schema, key, path) for key in ("minProperties", "maxProperties"))
+        least, most = (_count(schema, key) for key in ("minProperties", "maxProperties"))
         return self._properties(entries, further, least or 0, most, path)
 
     def _names(self, schema: Mapping[str, Any], path: str) -> Automaton | None:
@@ -1040,13 +1040,8 @@ def _dumps(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _count(schema: Mapping[str, Any], key: str, path: str) -> int | None:
-    if key not in schema:
-        return None
-    value = schema[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-        raise ValueError(f"{path}/{key}: must be an integer of at least 0, got {value!r}")
-    return int(value)
+def _count(schema: Mapping[str, Any], key: str) -> int | None:
+    return int(schema[key]) if key in schema else None
 
 
 def _limit(schema: Mapping[str, Any], path: str, least: str, most: str) -> str | None:
@@ -1085,8 +1080,6 @@ def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound |
 def _decimal(schema: Mapping[str, Any], key: str, path: str) -> Fraction:
     """Returns the value of a number in a schema."""
     value = schema[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{path}/{key}: must be a number, got {value!r}")
     found = Fraction(str(value))
     if (found * 10**numbers.MOST_PLACES).denominator > 1:
         raise UnsupportedError(f"{path}/{key}: must have up to {numbers.MOST_PLACES} decimal places, got {value}")
