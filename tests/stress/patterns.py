@@ -154,7 +154,12 @@ def compare(
         try:
             grammar = dialect.grammar(pattern, case.flags)
         except ValueError as error:
-            ours.append(re.sub(r".*(?:'|\"): | at position \d+.*", "", str(error), flags=re.DOTALL))
+            reason = re.sub(r".*(?:'|\"): | at position \d+.*", "", str(error), flags=re.DOTALL)
+            if reason.endswith("has no text"):
+                case.texts.extend(_random_text(rng) for _ in range(TEXTS))
+                ours.append([False] * TEXTS)
+            else:
+                ours.append(reason)
         else:
             case.texts.extend(_texts(rng, dialect, grammar))
             quoted = [dialect.quote + "".join(map(dialect.spell, text)) + dialect.quote for text in case.texts]
@@ -210,7 +215,11 @@ def _texts(rng: random.Random, dialect: Python | JavaScript, grammar: Grammar) -
         yield text[:place] + rng.choice(ALPHABET) + text[place:]
         yield text[:place] + text[place + 1 :]
         yield text[:place] + rng.choice(ALPHABET) + text[place + 1 :]
-        yield "".join(rng.choices(ALPHABET, k=rng.randrange(MOST_CHARACTERS)))
+        yield _random_text(rng)
+
+
+def _random_text(rng: random.Random) -> str:
+    return "".join(rng.choices(ALPHABET, k=rng.randrange(MOST_CHARACTERS)))
 
 
 def _walked(rng: random.Random, dialect: Python | JavaScript, grammar: Grammar) -> str:
