@@ -51,7 +51,7 @@ from jlade.costs.estimate import Rates
 from jlade.inspection import targets
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import STARTS, Launch, launches
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.mesh import default_device, num_bytes
 from jlade.models.attention import plain
 from jlade.models.base import cache_shapes
@@ -209,7 +209,7 @@ def _compiled(
     )
     params = shapes_of(first, bits, levels)
     decoder = Llama(first, *resolve_unattached(first, Implementations(attention, "auto", "auto"), params, target, None))
-    programs = Programs(params, decoder, target, batch_size, capacity)
+    programs = ModelPrograms(params, decoder, target, batch_size, capacity)
     module = Module(programs.decoding(lookahead).as_text(), programs.experts_read(lookahead.block_size))
     return module, module.body(module.loops(module.entry)[-1])
 

@@ -26,7 +26,7 @@ from jlade.constraints.moves import DEAD
 from jlade.constraints.tokens import Table
 from jlade.decoding.state import Inputs
 from jlade.generation.lookahead import with_grammar
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.models.llama import LlamaConfig, init_params
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -57,9 +57,9 @@ def main() -> None:
     params = jax.eval_shape(lambda: init_params(jax.random.key(0), config, dtype))
     tables = random_tables(options.states, options.classes, config.vocab_size)
 
-    inputs = Programs.inputs
+    inputs = ModelPrograms.inputs
 
-    def constrained(self: Programs, *arguments: Any) -> Inputs:
+    def constrained(self: ModelPrograms, *arguments: Any) -> Inputs:
         made = inputs(self, *arguments)
         return dataclasses.replace(made, constraint=jax.tree.map(jnp.asarray, tables))
 
@@ -67,7 +67,7 @@ def main() -> None:
     facts: dict[str, Any] = {"device_name": options.device, "shape": options.shape, "tree": options.tree}
     facts |= {"states": options.states, "classes": options.classes, "vocab_size": config.vocab_size}
     for name, used in options.repeats * [("without", setting), ("with", with_grammar(setting))]:
-        with mock.patch.object(Programs, "inputs", constrained if name == "with" else inputs):
+        with mock.patch.object(ModelPrograms, "inputs", constrained if name == "with" else inputs):
             found = jlade.inspect(params, options.device, lookahead=used)
         assert found.step is not None, found.failure
         measured = found.step_seconds and 1e3 * found.step_seconds

@@ -21,7 +21,7 @@ import jlade
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import Plan, pictures
-from jlade.costs.work import Layout
+from jlade.costs.work import MeshShape
 from jlade.lookahead.names import label
 from jlade.models.llama import LlamaConfig
 
@@ -122,13 +122,13 @@ def axes(source: str) -> list[dict[str, Any]]:
             options = {x.layout: x for x in plan("7b", device, count, source=source).options if x.fits}
             slow = {x.layout: x for x in plan("7b", device, count, source=None).options if x.fits}
             both = [x for layout, x in options.items() if min(layout[1:]) > 1 and layout.num_devices == count]
-            model, lookahead = options[Layout(1, 1, count)], options[Layout(1, count, 1)]
+            model, lookahead = options[MeshShape(1, 1, count)], options[MeshShape(1, count, 1)]
             found.append(
                 {
                     "compression": source,
                     "device": device,
                     "count": count,
-                    "model, plain decoding": slow[Layout(1, 1, count)].tokens_per_second,
+                    "model, plain decoding": slow[MeshShape(1, 1, count)].tokens_per_second,
                     "model": model.tokens_per_second,
                     "lookahead": lookahead.tokens_per_second,
                     "both": max((option.tokens_per_second for option in both), default=None),

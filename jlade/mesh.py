@@ -26,7 +26,7 @@ AXES = (DATA, LOOKAHEAD, HEADS)
 COPIES = "copy"
 MODEL = (HEADS, COPIES)
 
-LEAST_BYTES = 1024  # of `gather`, which sends this times a power of two, so that few programs are compiled
+MIN_BYTES = 1024  # of `gather`, which sends this times a power of two, so that few programs are compiled
 P = ParamSpec("P")
 T = TypeVar("T")
 Specs = Any  # a pytree of PartitionSpec, a prefix of that of the arrays
@@ -328,7 +328,7 @@ def gather(value: Any) -> list[Any]:
         return [value]
     data = pickle.dumps(value)
     longest = int(np.max(multihost_utils.process_allgather(np.int32(len(data)))))
-    padded = np.zeros(LEAST_BYTES << max(0, (longest - 1) // LEAST_BYTES).bit_length(), np.uint8)
+    padded = np.zeros(MIN_BYTES << max(0, (longest - 1) // MIN_BYTES).bit_length(), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     return [pickle.loads(row.tobytes()) for row in multihost_utils.process_allgather(padded)]
 

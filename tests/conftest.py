@@ -83,17 +83,17 @@ def optimizations(request):
         yield
         if is_optimized(request.module):
             jax.clear_caches()
-    if resident_bytes() > MOST_BYTES:
+    if resident_bytes() > MAX_BYTES:
         jax.clear_caches()
         memory.trim()
 
 
-MOST_BYTES = 2**31  # of a process between two modules; programs, and the fragments that they leave, add up
+MAX_BYTES = 2**31  # of a process between two modules; programs, and the fragments that they leave, add up
 
 
 def resident_bytes():
     statm = pathlib.Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") if statm.exists() else MOST_BYTES + 1
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") if statm.exists() else MAX_BYTES + 1
 
 
 def pytest_collection_modifyitems(items):

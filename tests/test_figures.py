@@ -22,7 +22,7 @@ from jlade.config import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import settings
 from jlade.costs.devices import DEVICES
-from jlade.costs.work import Layout
+from jlade.costs.work import MeshShape
 from jlade.evaluation.scaling import SIZES
 from jlade.evaluation.statistics import LogFit, fit_log
 from jlade.lookahead import names
@@ -518,7 +518,7 @@ def scaling_page() -> Iterator[str]:
 def parallel_on_a100() -> Iterator[str]:
     """Yields estimates of LLaMA-2-7B, and the collectives with which tensor parallelism is as slow as the paper's."""
     plans = {count: jlade.plan(SIZES["7B"], "a100", count, lookahead=None).options for count in (1, 8)}
-    one, eight = (next(x for x in plans[n] if x.layout == Layout(1, 1, n)) for n in (1, 8))
+    one, eight = (next(x for x in plans[n] if x.layout == MeshShape(1, 1, n)) for n in (1, 8))
     setting = LookaheadConfig.paper(15, 5, 15)
     (wide,) = jlade.plan(SIZES["7B"], "a100", lookahead=setting, compression=1.96).options
     yield f"comes to {wide.tokens_per_second / one.tokens_per_second:.2f}x on an A100"

@@ -14,7 +14,7 @@ from jlade.cli import options as options_lib
 from jlade.cli import progress, status
 from jlade.config import check_int
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
-from jlade.evaluation.answers import Model
+from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.datasets import Dataset
 from jlade.evaluation.tables import Table
 from jlade.generation import chat_template, text
@@ -209,7 +209,7 @@ def _run(
         return options_lib.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
 
     limit = None if options.max_new_tokens == PAPER else options.max_new_tokens
-    model = Model(load, dtype, tokenizer, limit, options.kv_dtype)
+    model = EvaluatedModel(load, dtype, tokenizer, limit, options.kv_dtype)
     about = provenance.provenance() | {
         "model": options.model or "demo",
         "revision": options.revision,

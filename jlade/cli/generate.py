@@ -17,7 +17,7 @@ import jlade
 from jlade import mesh
 from jlade.cli import distributed, progress, status
 from jlade.cli import options as options_lib
-from jlade.cli.options import Prompt
+from jlade.cli.options import FilePrompt
 from jlade.config import check_int
 from jlade.files import append_line
 from jlade.generation import prompts as prompts_lib
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 class _Item(NamedTuple):
     """A prompt of the job: its number, and its tokens and options or the reason why it cannot be completed."""
 
-    prompt: Prompt | Record
+    prompt: FilePrompt | Record
     number: int  # from 0
     ids: list[int]
     options: Keywords  # of its own
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> None:
             raise FloatingPointError(f"{len(failed)} of {len(job.items)} texts ended early: {why}")
 
 
-def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]:
+def _read(options: argparse.Namespace) -> tuple[Keywords, list[FilePrompt | Record]]:
     """Returns the arguments for each call, and the prompts."""
     check_int("--batch-size", options.batch_size, 1)
     if options.logprobs and not (options.json or options.output):
@@ -141,7 +141,7 @@ def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]
     of_records = [name.endswith(records.SUFFIX) for name in names]
     request = options_lib.request(options, are_defaults=any(of_records)) | {"logprobs": options.logprobs}
     request |= {"grammar": options_lib.grammar(options), "programs": options.programs}
-    prompts: list[Prompt | Record] = []
+    prompts: list[FilePrompt | Record] = []
     for name, has_records in zip(names, of_records, strict=True):
         if has_records:
             prompts += records.parse(name, options_lib.read(name))
@@ -153,7 +153,7 @@ def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]
 def _prepare(
     params: LlamaParams,
     request: Keywords,
-    prompts: list[Prompt | Record],
+    prompts: list[FilePrompt | Record],
     options: argparse.Namespace,
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
@@ -208,7 +208,7 @@ def _work(job: _Job, num_done: int) -> Iterator[list[Result]]:
 
 def _check(
     params: LlamaParams,
-    prompt: Prompt | Record,
+    prompt: FilePrompt | Record,
     number: int,
     request: Keywords,
     options: argparse.Namespace,
@@ -342,7 +342,7 @@ def _num_done(path: pathlib.Path, job: list[_Item], given: Line) -> int:
     return len(whole)
 
 
-def _identity(prompt: Prompt | Record, given: Line) -> Line:
+def _identity(prompt: FilePrompt | Record, given: Line) -> Line:
     """Returns the part of a line that shows which prompt and which options it is of."""
     if isinstance(prompt, Record):
         return prompt.identity(given)

@@ -29,7 +29,7 @@ from jlade.costs import choice
 from jlade.costs import memory as memory_lib
 from jlade.generation import chat_template, placement, tokenizer_files
 from jlade.inspection import sequences
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import names
 from jlade.lookahead.names import label
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
     assert isinstance(decoder, Llama)
     cache_bytes = mesh.num_bytes(cache_shapes(decoder, shapes, batch_size, length))
     lookahead = choice.choose(shapes, decoder, batch_size)
-    rows = Programs(shapes, decoder, device, batch_size, length)
+    rows = ModelPrograms(shapes, decoder, device, batch_size, length)
     setting = dataclasses.replace(lookahead, relative_step_time=None)
     fitting = sequences.from_shapes(rows, setting, memory_lib.of_attached(device))
     tuned = choice.find_all(shapes, decoder)

@@ -428,14 +428,14 @@ def read(name: str) -> str:
         raise ValueError(f"{name} is not UTF-8: {error}") from error
 
 
-class Prompt(NamedTuple):
+class FilePrompt(NamedTuple):
     """A prompt and its origin."""
 
     source: str  # the file, and the line
     text: str
 
 
-def read_prompts(name: str, lines: bool) -> list[Prompt]:
+def read_prompts(name: str, lines: bool) -> list[FilePrompt]:
     """Returns the text of a file, or of standard input for `-`, as one prompt or as one for each non-blank line.
 
     Raises:
@@ -445,9 +445,9 @@ def read_prompts(name: str, lines: bool) -> list[Prompt]:
     if not whole.strip():
         raise ValueError(f"{name} is empty; a prompt needs some text")
     if not lines:
-        return [Prompt(name, whole)]
+        return [FilePrompt(name, whole)]
     numbered = enumerate(re.split(r"\r?\n", whole), start=1)
-    return [Prompt(f"{name}:{number}", line) for number, line in numbered if line.strip()]
+    return [FilePrompt(f"{name}:{number}", line) for number, line in numbered if line.strip()]
 
 
 def check_positions(params: LlamaParams, name: str, ids: Sequence[int], max_new_tokens: int | None) -> None:

@@ -10,7 +10,7 @@ import jax
 from jlade import files
 from jlade.costs import devices
 
-MOST_BYTES = 2**30  # of all programs; the least recently used ones are deleted first
+MAX_BYTES = 2**30  # of all programs; the least recently used ones are deleted first
 
 
 def enable() -> None:
@@ -29,7 +29,7 @@ def enable() -> None:
         return
     _remove_torn(directory)
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_compilation_cache_max_size", MAX_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     if options.plot is not None:
         tuning_lib.check_image(options.plot)
     prompts = [p for name in options.files for p in options_lib.read_prompts(name, options.lines)]
-    prompts = prompts or [options_lib.Prompt("the prompt", prompt) for prompt in PROMPTS]
+    prompts = prompts or [options_lib.FilePrompt("the prompt", prompt) for prompt in PROMPTS]
     params, tokenizer = options_lib.load(options)
     ids = [text.encode(tokenizer, prompt.text) for prompt in prompts]
     for prompt, prompt_ids in zip(prompts, ids, strict=True):

@@ -16,7 +16,7 @@ from jlade.conversion.adapter_config import AdapterConfig
 from jlade.conversion.gguf_weights import Blocks
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, own_names, text_part
-from jlade.conversion.parts import Part, Shape
+from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few, name_in_files
 from jlade.conversion.weight_files import CHUNK, FLOATS, StoredTensor, Tensor, broken_rows, read_header
 from jlade.models.llama import LlamaConfig
@@ -100,7 +100,7 @@ class AdaptedTensor:
     def num_bytes(self) -> int:
         return self.base.num_bytes
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts of the tensor as `dtype`, and its rows in which they have NaN or infinite elements."""
         arrays, broken = self._values.read(name, dtype, parts)
         if self.change.product is None:

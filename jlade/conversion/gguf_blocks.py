@@ -9,7 +9,7 @@ SIGNS = np.uint8(0x88)  # of two codes in a byte: numbers from 0 to 15 become th
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of IQ4_NL and IQ4_XS
 
 
-class Kind(NamedTuple):
+class BlockType(NamedTuple):
     """A type whose elements are integers, or indices of levels, with scales of groups.
 
     Attributes:
@@ -91,11 +91,11 @@ def _eight(scale: np.ndarray) -> np.ndarray:
 
 
 KINDS = {
-    "Q4_0": Kind(4, _q4_0),
-    "Q4_1": Kind(4, _q4_1),
-    "Q4_K": Kind(4, _q4_k),
-    "IQ4_NL": Kind(4, _iq4_nl, LEVELS),
-    "IQ4_XS": Kind(4, _iq4_xs, LEVELS),
-    "Q8_0": Kind(8, _q8_0),
-    "Q6_K": Kind(8, _q6_k),
+    "Q4_0": BlockType(4, _q4_0),
+    "Q4_1": BlockType(4, _q4_1),
+    "Q4_K": BlockType(4, _q4_k),
+    "IQ4_NL": BlockType(4, _iq4_nl, LEVELS),
+    "IQ4_XS": BlockType(4, _iq4_xs, LEVELS),
+    "Q8_0": BlockType(8, _q8_0),
+    "Q6_K": BlockType(8, _q6_k),
 }

@@ -13,7 +13,7 @@ from jlade.conversion.json_files import Values
 from jlade.conversion.weight_files import stamp_of
 
 # More than those of any file; each becomes an object of more than a hundred bytes.
-MOST_ENTRIES, MOST_ELEMENTS = 2**14, 2**21  # keys, and tensors; elements of all arrays
+MAX_ENTRIES, MAX_ELEMENTS = 2**14, 2**21  # keys, and tensors; elements of all arrays
 MAGIC, SUFFIX = b"GGUF", ".gguf"
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})((?:\.gguf)?)", re.IGNORECASE)  # the names that llama-gguf-split gives
 
@@ -118,8 +118,8 @@ def _parse(file: pathlib.Path) -> Header:
             # The library makes several views for each element, which takes 40 times the time.
             kind, length = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             self.num_elements += int(length[0])
-            if self.num_elements > MOST_ELEMENTS:
-                raise ValueError(f"its arrays have more than {MOST_ELEMENTS} elements")
+            if self.num_elements > MAX_ELEMENTS:
+                raise ValueError(f"its arrays have more than {MAX_ELEMENTS} elements")
             types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind[0])]
             if types[1] == gguf.GGUFValueType.STRING:
                 end, strings = orig_offs + 12, []
@@ -143,8 +143,8 @@ def _parse(file: pathlib.Path) -> Header:
             return super()._build_tensor_info(offs, at_most(count, "tensors"))
 
     def at_most(count: int, name: str) -> int:
-        if count > MOST_ENTRIES:
-            raise ValueError(f"it has more than {MOST_ENTRIES} {name}")
+        if count > MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES} {name}")
         return count
 
     try:

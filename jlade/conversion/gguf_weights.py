@@ -15,7 +15,7 @@ from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.packed import PackedTensor
-from jlade.conversion.parts import Part, Shape, runs
+from jlade.conversion.parts import Shape, TensorPart, runs
 from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
 from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
 from jlade.models.grouped import GroupedMatrix
@@ -75,7 +75,7 @@ class GGUFTensor:
         """The dtype that holds the values of every type."""
         return "float32"
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts of the tensor as `dtype`, and its rows in which they have NaN or infinite elements.
 
         Only the blocks of the parts are read, and dequantized in chunks into the memory that the parameters keep.
@@ -152,7 +152,7 @@ class Blocks(PackedTensor):
     dense: Tensor
 
     @property
-    def kind(self) -> gguf_blocks.Kind:
+    def kind(self) -> gguf_blocks.BlockType:
         return gguf_blocks.KINDS[self.tensor.dtype]
 
     @property
@@ -212,7 +212,7 @@ class Blocks(PackedTensor):
         tree: Any = GroupedMatrix
         return tree(**arrays, levels=None if self.kind.levels is None else levels)
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         return self.dense.read(name, dtype, parts)
 
 

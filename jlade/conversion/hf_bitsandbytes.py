@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jlade.conversion.hf_packed import Decoded, FileMatrix, file_matrix
+from jlade.conversion.hf_packed import DecodedMatrix, FileMatrix, file_matrix
 from jlade.conversion.parts import Shape
 from jlade.conversion.weight_files import StoredTensor, check_kind
 
@@ -18,7 +18,7 @@ NESTED_LEVELS, NESTED_SCALES = ".nested_quant_map", ".nested_absmax"
 STORAGE = ("U8", "I8", "BF16", "F16", "F32")  # of the bytes, whatever their dtype
 
 
-class State(NamedTuple):
+class QuantState(NamedTuple):
     """Content of a tensor in JSON.
 
     Attributes:
@@ -52,13 +52,13 @@ def assembled(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return found
 
 
-def _read_state(name: str, tensor: StoredTensor) -> State:
+def _read_state(name: str, tensor: StoredTensor) -> QuantState:
     check_kind(name, tensor, tensor.shape, ("U8",))
     try:
         content: dict[str, Any] = json.loads(tensor.read_bytes(name).tobytes())
         outputs, inputs = map(int, content["shape"])
         nested = int(content["nested_blocksize"]) if "nested_offset" in content else 0
-        state = State((outputs, inputs), int(content["blocksize"]), nested, float(content.get("nested_offset", 0)))
+        state = QuantState((outputs, inputs), int(content["blocksize"]), nested, float(content.get("nested_offset", 0)))
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{tensor.file}: {name} must be JSON with the shape and blocks of a matrix: {error}"
@@ -68,7 +68,7 @@ def _read_state(name: str, tensor: StoredTensor) -> State:
     return state
 
 
-def _matrix(name: str, arrays: Mapping[str, StoredTensor], state: State) -> FileMatrix:
+def _matrix(name: str, arrays: Mapping[str, StoredTensor], state: QuantState) -> FileMatrix:
     (outputs, inputs), weight = state.shape, arrays[name]
     blocks = -(-outputs * inputs // state.block)
     check_kind(name, weight, weight.shape, STORAGE)
@@ -84,7 +84,9 @@ def _matrix(name: str, arrays: Mapping[str, StoredTensor], state: State) -> File
     return file_matrix("NF4 or FP4", state.shape, arrays, 4, groups, decode, scales="float32", has_levels=True)
 
 
-def _decode(weight: np.ndarray, scales: np.ndarray, levels: np.ndarray, *nested: np.ndarray, state: State) -> Decoded:
+def _decode(
+    weight: np.ndarray, scales: np.ndarray, levels: np.ndarray, *nested: np.ndarray, state: QuantState
+) -> DecodedMatrix:
     (outputs, inputs), block = state.shape, state.block
     stored = weight.reshape(-1).view(np.uint8)
     codes = np.stack([stored >> 4, stored & 15], axis=-1).reshape(-1)[: outputs * inputs].view(np.int8)
@@ -96,4 +98,4 @@ def _decode(weight: np.ndarray, scales: np.ndarray, levels: np.ndarray, *nested:
         scales, block = np.repeat(scales, block)[: math.prod(state.shape)], 1
     scale = np.ascontiguousarray(scales.reshape(outputs, -1).T)
     codes = np.ascontiguousarray(codes.reshape(outputs, inputs).T)
-    return Decoded(codes, scale, np.arange(inputs) // block, levels=levels)
+    return DecodedMatrix(codes, scale, np.arange(inputs) // block, levels=levels)

@@ -12,7 +12,7 @@ from jlade.conversion.hf_fp8 import FP8, BlockScaled, are_sizes, in_blocks
 from jlade.conversion.hf_packed import (
     FP4,
     SCALE_TYPES,
-    Decoded,
+    DecodedMatrix,
     FileMatrix,
     file_matrix,
     matches,
@@ -47,7 +47,7 @@ OF_ACTIVATIONS = (
 )
 
 
-class Weights(NamedTuple):
+class WeightScheme(NamedTuple):
     """How config.json says that the weights of some modules are quantized.
 
     Attributes:
@@ -125,7 +125,7 @@ def _module_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
 
 
-def _targets(settings: Mapping[str, Any]) -> dict[str, Weights]:
+def _targets(settings: Mapping[str, Any]) -> dict[str, WeightScheme]:
     """Returns how weights are quantized by what they are of: a module, a pattern of names of modules, or a class.
 
     Raises:
@@ -135,7 +135,7 @@ def _targets(settings: Mapping[str, Any]) -> dict[str, Weights]:
     return {str(target): _read_weights(group["weights"]) for group in groups for target in group.get("targets") or ()}
 
 
-def _read_weights(settings: Mapping[str, Any]) -> Weights:
+def _read_weights(settings: Mapping[str, Any]) -> WeightScheme:
     """Returns the settings of a group of modules, with the values of compressed-tensors for missing ones."""
     kind, bits, size = str(settings.get("type", "int")).lower(), settings.get("num_bits", 8), settings.get("group_size")
     implied = "tensor" if size is None else "channel" if size == -1 else "group"
@@ -158,10 +158,10 @@ def _read_weights(settings: Mapping[str, Any]) -> Weights:
         raise ValueError("symmetric is False with the type 'float', supported is True")
     has_order = str(settings.get("actorder")).lower() in ("group", "dynamic", "true")  # of early versions
     of_block = None if blocks is None else (blocks[0], blocks[1])
-    return Weights(kind, bits, strategy, -1 if size is None else size, of_block, has_zeros, has_order)
+    return WeightScheme(kind, bits, strategy, -1 if size is None else size, of_block, has_zeros, has_order)
 
 
-def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, Weights]) -> Weights:
+def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, WeightScheme]) -> WeightScheme:
     """Returns how a matrix is quantized: by the name of its module, else the first pattern, else its class."""
     patterns = sorted(target for target in targets if target.startswith(PATTERN))
     fitting = [each for each in patterns if matches("targets", each.removeprefix(PATTERN), module)]
@@ -182,7 +182,7 @@ def _take(
 
 
 def _take_integers(
-    found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: Weights
+    found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: WeightScheme
 ) -> dict[str, StoredTensor]:
     """Returns tensors that make up a matrix of integers, by name, and removes them."""
     zero = found.get(prefix + ZERO)
@@ -194,7 +194,7 @@ def _take_integers(
     return _take(found, prefix, needed + more, (ORDER,))
 
 
-def _packed(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> FileMatrix:
+def _packed(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
     arrays, bits = _take_integers(found, prefix, (PACKED, SCALE, SHAPE), weights), weights.bits
     codes, size = arrays[prefix + PACKED], arrays.pop(prefix + SHAPE)
     check_kind(prefix + SHAPE, size, (2,), ("I64", "I32"))
@@ -208,7 +208,7 @@ def _packed(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> Fi
     return _matrix(prefix, "pack-quantized", arrays, (outputs, inputs), weights)
 
 
-def _int8(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> FileMatrix:
+def _int8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
     arrays = _take_integers(found, prefix, (WEIGHT, SCALE), weights)
     codes = arrays[prefix + WEIGHT]
     if len(codes.shape) != 2:
@@ -216,7 +216,7 @@ def _int8(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> File
     return _matrix(prefix, "int-quantized", arrays, codes.shape, weights)
 
 
-def _fp8(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> BlockScaled:
+def _fp8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
     matrix, scales = _take(found, prefix, (WEIGHT, SCALE)).values()
     sizes: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     sizes |= {"group": (1, weights.group_size), "block": weights.blocks or (None, None)}
@@ -228,7 +228,9 @@ def _of_matrix(scales: StoredTensor) -> StoredTensor:
     return dataclasses.replace(scales, shape=(1, 1)) if scales.shape in ((), (1,)) else scales
 
 
-def _matrix(prefix: str, dtype: str, arrays: dict[str, StoredTensor], shape: Shape, weights: Weights) -> FileMatrix:
+def _matrix(
+    prefix: str, dtype: str, arrays: dict[str, StoredTensor], shape: Shape, weights: WeightScheme
+) -> FileMatrix:
     outputs, inputs = shape
     order = prefix + ORDER if prefix + ORDER in arrays else None
     groups = num_groups(prefix + WEIGHT, arrays[prefix + SCALE], inputs, weights.group_size, order is not None)
@@ -257,7 +259,7 @@ def _matrix(prefix: str, dtype: str, arrays: dict[str, StoredTensor], shape: Sha
     )
 
 
-def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits: int, groups: int) -> Decoded:
+def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits: int, groups: int) -> DecodedMatrix:
     arrays = dict(zip(kinds, stored, strict=True))
     (outputs, inputs), half = shape, 1 << (bits - 1)
 
@@ -278,10 +280,10 @@ def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits
     scale, zero = of_groups(arrays[SCALE]), arrays.get(ZERO)
     zero = None if zero is None else of_groups(signed(zero, axis=0)).astype(scale.dtype)
     of_inputs = arrays[ORDER] if ORDER in arrays else np.arange(inputs) // (inputs // groups)
-    return Decoded(codes, scale, of_inputs, zero)
+    return DecodedMatrix(codes, scale, of_inputs, zero)
 
 
-def _nvfp4(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> FileMatrix:
+def _nvfp4(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
     arrays = _take(found, prefix, (PACKED, SCALE, GLOBAL))
     codes, scales, whole = arrays.values()
     if len(codes.shape) != 2 or 2 * codes.shape[1] % NVFP4_GROUP:
@@ -293,9 +295,9 @@ def _nvfp4(prefix: str, found: dict[str, StoredTensor], weights: Weights) -> Fil
     return file_matrix("NVFP4", (outputs, inputs), arrays, 4, groups, _decode_nvfp4, scales="float32", has_levels=True)
 
 
-def _decode_nvfp4(codes: np.ndarray, scales: np.ndarray, whole: np.ndarray) -> Decoded:
+def _decode_nvfp4(codes: np.ndarray, scales: np.ndarray, whole: np.ndarray) -> DecodedMatrix:
     numbers = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
     with np.errstate(all="ignore"):  # the broken rows tell of it
         scale = np.ascontiguousarray((scales.astype(np.float32) / whole).T)
     groups = np.arange(numbers.shape[1]) // NVFP4_GROUP
-    return Decoded(np.ascontiguousarray(numbers.T).view(np.int8), scale, groups, levels=FP4)
+    return DecodedMatrix(np.ascontiguousarray(numbers.T).view(np.int8), scale, groups, levels=FP4)

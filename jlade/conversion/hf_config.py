@@ -29,7 +29,7 @@ from jlade.models.llama import LlamaConfig
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
 MAY_BE_ZERO = ("per_layer_size", "per_layer_vocab_size")  # fields that are read as integers
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token", *MAY_BE_ZERO)
-MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
+MAX_LAYERS, MAX_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
 WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
 DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
@@ -203,8 +203,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     values = Values(file, dict(values.values) | {key: value(values) for key, value in family.derived.items()})
     num_heads = values.size("num_attention_heads")
     num_layers = values.size("num_hidden_layers", count_layers(values, family))
-    if num_layers > MOST_LAYERS:
-        raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")
+    if num_layers > MAX_LAYERS:
+        raise ValueError(f"{file}: num_hidden_layers must be up to {MAX_LAYERS}, got {num_layers}")
     num_kv_heads = values.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
@@ -236,9 +236,9 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "
             f"{fields['experts_per_token']}"
         )
-    if num_layers * fields.get("num_experts", 0) > MOST_EXPERTS:
+    if num_layers * fields.get("num_experts", 0) > MAX_EXPERTS:
         raise ValueError(
-            f"{file}: {num_layers} layers of {fields['num_experts']} experts are more than {MOST_EXPERTS} experts"
+            f"{file}: {num_layers} layers of {fields['num_experts']} experts are more than {MAX_EXPERTS} experts"
         )
     if fields.get("per_layer_size") and fields["per_layer_vocab_size"] < values.size("vocab_size"):
         raise ValueError(

@@ -13,7 +13,7 @@ import numpy as np
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_packed import FP4, shapes_of
 from jlade.conversion.packed import PackedTensor, grouped
-from jlade.conversion.parts import Part, Shape
+from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import layer_tensors, name_in_files
 from jlade.conversion.weight_files import StoredTensor, Tensor, aligned
 from jlade.models.grouped import GroupedMatrix, pack
@@ -146,7 +146,7 @@ class ExpertTensor:
         share = 1 if self.outputs == slice(None) else 2
         return sum(expert.num_bytes for expert in self.experts) // share
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts, each the arrays of some experts, and the experts with NaN or infinite elements."""
         arrays: list[np.ndarray] = []
         broken: set[int] = set()
@@ -154,7 +154,7 @@ class ExpertTensor:
             array = aligned((len(part.rows), *self.shape[1:]), dtype)
             for target, expert in zip(array, part.rows, strict=True):
                 stored = self.experts[expert]
-                (matrix,), broken_of_expert = stored.read(name, dtype, [Part.of(None, stored.shape)])
+                (matrix,), broken_of_expert = stored.read(name, dtype, [TensorPart.of(None, stored.shape)])
                 target[...] = matrix[self.outputs].T if self.is_transposed else matrix[..., self.outputs]
                 broken |= {expert} if broken_of_expert else set()
             arrays.append(array)

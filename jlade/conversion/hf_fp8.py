@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jlade.conversion.parts import Part, Shape
+from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, broken_rows, check_kind
 
 FP8 = "F8_E4M3"  # in safetensors' spelling
@@ -49,7 +49,7 @@ class BlockScaled(StoredTensor):
             first += part.shape[0]
         return parts
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         in_file = StoredTensor(self.file, self.stamp, self.offset, self.shape, self.dtype)
         read, broken = in_file.read(name, np.dtype(np.float32), parts)
         scales = self.scales.read_bytes(name).astype(np.float32)

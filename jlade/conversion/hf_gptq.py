@@ -8,7 +8,7 @@ import numpy as np
 
 from jlade.conversion.hf_packed import (
     SCALE_TYPES,
-    Decoded,
+    DecodedMatrix,
     FileMatrix,
     file_matrix,
     matches,
@@ -84,12 +84,14 @@ def _awq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str,
     return file_matrix("AWQ", (outputs, inputs), arrays, 4, groups, _decode_awq, scales=dtype, has_zero=True)
 
 
-def _decode_awq(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, order: np.ndarray | None = None) -> Decoded:
+def _decode_awq(
+    codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, order: np.ndarray | None = None
+) -> DecodedMatrix:
     def in_order(packed: np.ndarray) -> np.ndarray:
         return unpack_integers(packed, 4, axis=1, places=AWQ_PLACES).view(np.int8) - np.int8(8)
 
     groups = np.arange(len(codes)) // (len(codes) // len(scales))
-    return Decoded(in_order(codes), scales, groups, in_order(zeros).astype(scales.dtype))
+    return DecodedMatrix(in_order(codes), scales, groups, in_order(zeros).astype(scales.dtype))
 
 
 def _gptq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> FileMatrix:
@@ -118,7 +120,7 @@ def _decode_gptq(
     *,
     bits: int,
     subtracted: int,
-) -> Decoded:
+) -> DecodedMatrix:
     """Returns a matrix whose zeros are larger than those in the file by `subtracted`.
 
     It is added to the integers of 32 bits, as GPTQModel adds it: a number without bits left carries over.
@@ -128,7 +130,7 @@ def _decode_gptq(
     zero = unpack_integers(zeros.view(np.uint32) + of_all, bits, axis=1).astype(np.int16) - half
     own = unpack_integers(codes, bits, axis=0)
     groups = np.arange(len(own)) // max(1, len(own) // len(scales)) if order is None else order
-    return Decoded((own - np.uint8(half)).view(np.int8), scales, groups, zero.astype(scales.dtype))
+    return DecodedMatrix((own - np.uint8(half)).view(np.int8), scales, groups, zero.astype(scales.dtype))
 
 
 def _format(settings: Mapping[str, Any]) -> str:

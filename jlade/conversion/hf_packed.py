@@ -19,7 +19,7 @@ SCALE_TYPES = ("F32", "F16", "BF16")  # in safetensors' spelling
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-class Decoded(NamedTuple):
+class DecodedMatrix(NamedTuple):
     """A matrix in the format of another package, whose element [i, o] is `(codes - zero) * scale`.
 
     Attributes:
@@ -53,7 +53,7 @@ class FileMatrix(PackedTensor, StoredTensor):
     arrays: Mapping[str, StoredTensor]
     bits: int
     whole: GroupedMatrix | None
-    decode: Callable[..., Decoded]
+    decode: Callable[..., DecodedMatrix]
     order: str | None = None
     outputs: np.ndarray | None = None
     share: float = 1.0
@@ -118,7 +118,7 @@ class FileMatrix(PackedTensor, StoredTensor):
         share = self.share * len(own) / self.shape[0]
         return dataclasses.replace(self, shape=(len(own), self.shape[1]), outputs=own, share=share)
 
-    def _decoded(self) -> Decoded:
+    def _decoded(self) -> DecodedMatrix:
         arrays = {name: tensor.read_bytes(name) for name, tensor in self.arrays.items()}
         decoded = self.decode(*arrays.values())
         if self.order is not None and not (0 <= decoded.groups.min() <= decoded.groups.max() < len(decoded.scale)):
@@ -136,7 +136,7 @@ def file_matrix(
     arrays: Mapping[str, StoredTensor],
     bits: int,
     groups: int,
-    decode: Callable[..., Decoded],
+    decode: Callable[..., DecodedMatrix],
     *,
     scales: str,
     has_zero: bool = False,

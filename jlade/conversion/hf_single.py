@@ -23,7 +23,7 @@ SIZES = {
 }
 FILTER_BIAS, EXPERTS_LATENT = "use_conv_bias", "moe_latent_size"
 # transformers bounds the time steps of prompts by it, and not those of the tokens that it generates.
-LEAST_STEP, UNBOUNDED = "time_step_min", 1e-30
+MIN_STEP, UNBOUNDED = "time_step_min", 1e-30
 EXPERT_SIZES = {
     "intermediate_size": "moe_shared_expert_intermediate_size",
     "num_experts": "n_routed_experts",
@@ -84,7 +84,7 @@ def write_single(config: LlamaConfig, family: Family) -> dict[str, Any]:
             return EXPERTS if config.has_experts(layer) else MLP
         return FULL if layer in attend else LINEAR
 
-    found: dict[str, Any] = {TYPES: [kind(i) for i in range(config.num_layers)], LEAST_STEP: UNBOUNDED}
+    found: dict[str, Any] = {TYPES: [kind(i) for i in range(config.num_layers)], MIN_STEP: UNBOUNDED}
     if sizes is not None:
         found |= {key: getattr(sizes, field) for field, key in SIZES.items()} | {FILTER_BIAS: sizes.filter_bias}
     if config.num_experts:

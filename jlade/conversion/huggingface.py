@@ -16,7 +16,7 @@ from jlade.conversion import adapter_config, gguf_weights, hf_experts, hf_quanti
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.json_files import read_json
-from jlade.conversion.parts import Part, Shape, place, quantize
+from jlade.conversion.parts import Shape, TensorPart, place, quantize
 from jlade.conversion.tensors import (
     SCALE,
     Sharding,
@@ -114,7 +114,7 @@ def read_params(
     again: list[str] = []
 
     def read(name: str, shape: Shape, dtype: np.dtype) -> jax.Array:
-        def read_parts(parts: Sequence[Part]) -> list[np.ndarray]:
+        def read_parts(parts: Sequence[TensorPart]) -> list[np.ndarray]:
             values, rows = tensors[name].read(name, dtype, parts)
             if rows:
                 broken[name] = rows

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.conversion.hf_packed import FileMatrix
-from jlade.conversion.parts import Part, Shape
+from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.weight_files import StoredTensor, aligned
 
 
@@ -38,14 +38,14 @@ class Interleaved(StoredTensor):
     def read_bytes(self, name: str) -> np.ndarray:
         return np.concatenate([piece.read_bytes(name) for piece in self.pieces])
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         height = self.pieces[0].shape[0]
         arrays = [aligned((len(part.rows), len(part.columns)), dtype) for part in parts]
         broken: set[int] = set()
         for array, part in zip(arrays, parts, strict=True):
             for first in range(part.rows.start // height * height, part.rows.stop, height):
                 own = range(max(part.rows.start, first), min(part.rows.stop, first + height))
-                of_piece = Part(range(own.start - first, own.stop - first), part.columns)
+                of_piece = TensorPart(range(own.start - first, own.stop - first), part.columns)
                 (values,), rows = self.pieces[first // height].read(name, dtype, [of_piece])
                 array[own.start - part.rows.start : own.stop - part.rows.start] = values.reshape(len(own), -1)
                 broken |= {first + row for row in rows}

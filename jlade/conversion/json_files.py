@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 LARGEST_SIZE = 2**31 - 1  # positions, tokens and places in arrays are 32-bit numbers
-MOST_BYTES = 2**25  # of a file, several times those of any; its values may take 20 times as much
+MAX_BYTES = 2**25  # of a file, several times those of any; its values may take 20 times as much
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)  # numbers of the computation
 
 
@@ -19,7 +19,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     Raises:
       ValueError: names the file that is missing, is not readable or holds another kind of value.
     """
-    check_size(file, MOST_BYTES)
+    check_size(file, MAX_BYTES)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

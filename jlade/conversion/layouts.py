@@ -53,7 +53,7 @@ AXES = {
 JOINED = {"Q": "HD", "P": "KD"}  # axes of a tree that are several
 
 
-class Source(NamedTuple):
+class TreeArray(NamedTuple):
     """An array of a tree that holds one of jlade's.
 
     Attributes:
@@ -72,7 +72,7 @@ def _as_it_is(field: str, array: jax.Array, config: LlamaConfig) -> jax.Array:
     return array
 
 
-class Layout(NamedTuple):
+class TreeLayout(NamedTuple):
     """How a code base names and arranges parameters.
 
     Attributes:
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
 
     families: tuple[str, ...]
     layers: str
-    arrays: Mapping[str, tuple[Source, ...]]
+    arrays: Mapping[str, tuple[TreeArray, ...]]
     stacked: str | None = None
     change: Callable[[str, jax.Array, LlamaConfig], jax.Array] = _as_it_is
 
@@ -114,84 +114,84 @@ def _maxtext_change(field: str, array: jax.Array, config: LlamaConfig) -> jax.Ar
 
 
 _OF_LLAMA = {
-    "embedding": (Source("embedder.input_embedding", "VE"),),
-    "norm": (Source("final_norm.w", "E"),),
-    "output": (Source("lm_head.w", "EV"),),
-    "attention_norm": (Source("input_layernorm.w", "E"),),
-    "query": (Source("attn.q_proj.w", "EHD"),),
-    "key": (Source("attn.k_proj.w", "EKD"),),
-    "value": (Source("attn.v_proj.w", "EKD"),),
-    "attention_output": (Source("attn.o_proj.w", "HDE"),),
-    "query_bias": (Source("attn.q_bias", "Q"),),
-    "key_bias": (Source("attn.k_bias", "P"),),
-    "value_bias": (Source("attn.v_bias", "P"),),
-    "query_norm": (Source("attn.q_norm.w", "D"),),
-    "key_norm": (Source("attn.k_norm.w", "D"),),
-    "mlp_norm": (Source("post_attention_layernorm.w", "E"),),
-    "gate": (Source("mlp.gate_proj.kernel", "EF"),),
-    "up": (Source("mlp.up_proj.kernel", "EF"),),
-    "down": (Source("mlp.down_proj.kernel", "FE"),),
-    "router": (Source("mlp.router.kernel", "EN"),),
-    "expert_gate": (Source("mlp.gate_proj", "NEX"),),
-    "expert_up": (Source("mlp.up_proj", "NEX"),),
-    "expert_down": (Source("mlp.down_proj", "NXE"),),
+    "embedding": (TreeArray("embedder.input_embedding", "VE"),),
+    "norm": (TreeArray("final_norm.w", "E"),),
+    "output": (TreeArray("lm_head.w", "EV"),),
+    "attention_norm": (TreeArray("input_layernorm.w", "E"),),
+    "query": (TreeArray("attn.q_proj.w", "EHD"),),
+    "key": (TreeArray("attn.k_proj.w", "EKD"),),
+    "value": (TreeArray("attn.v_proj.w", "EKD"),),
+    "attention_output": (TreeArray("attn.o_proj.w", "HDE"),),
+    "query_bias": (TreeArray("attn.q_bias", "Q"),),
+    "key_bias": (TreeArray("attn.k_bias", "P"),),
+    "value_bias": (TreeArray("attn.v_bias", "P"),),
+    "query_norm": (TreeArray("attn.q_norm.w", "D"),),
+    "key_norm": (TreeArray("attn.k_norm.w", "D"),),
+    "mlp_norm": (TreeArray("post_attention_layernorm.w", "E"),),
+    "gate": (TreeArray("mlp.gate_proj.kernel", "EF"),),
+    "up": (TreeArray("mlp.up_proj.kernel", "EF"),),
+    "down": (TreeArray("mlp.down_proj.kernel", "FE"),),
+    "router": (TreeArray("mlp.router.kernel", "EN"),),
+    "expert_gate": (TreeArray("mlp.gate_proj", "NEX"),),
+    "expert_up": (TreeArray("mlp.up_proj", "NEX"),),
+    "expert_down": (TreeArray("mlp.down_proj", "NXE"),),
 }
 _OF_GEMMA = {
-    "embedding": (Source("embedder.input_embedding", "VE"),),
-    "norm": (Source("final_norm.scale", "E"),),
-    "attention_norm": (Source("pre_attention_norm.scale", "E"),),
-    "query": (Source("attn.q_einsum.w", "HED"), Source("attn.qkv_einsum.w", "HED", 0, 3)),
-    "key": (Source("attn.kv_einsum.w", "KED", 0, 2), Source("attn.qkv_einsum.w", "KED", 1, 3)),
-    "value": (Source("attn.kv_einsum.w", "KED", 1, 2), Source("attn.qkv_einsum.w", "KED", 2, 3)),
-    "attention_output": (Source("attn.attn_vec_einsum.w", "HDE"),),
-    "query_norm": (Source("attn._query_norm.scale", "D"),),
-    "key_norm": (Source("attn._key_norm.scale", "D"),),
-    "attention_post_norm": (Source("post_attention_norm.scale", "E"), Source("post_attn_norm.scale", "E")),
-    "mlp_norm": (Source("pre_ffw_norm.scale", "E"),),
+    "embedding": (TreeArray("embedder.input_embedding", "VE"),),
+    "norm": (TreeArray("final_norm.scale", "E"),),
+    "attention_norm": (TreeArray("pre_attention_norm.scale", "E"),),
+    "query": (TreeArray("attn.q_einsum.w", "HED"), TreeArray("attn.qkv_einsum.w", "HED", 0, 3)),
+    "key": (TreeArray("attn.kv_einsum.w", "KED", 0, 2), TreeArray("attn.qkv_einsum.w", "KED", 1, 3)),
+    "value": (TreeArray("attn.kv_einsum.w", "KED", 1, 2), TreeArray("attn.qkv_einsum.w", "KED", 2, 3)),
+    "attention_output": (TreeArray("attn.attn_vec_einsum.w", "HDE"),),
+    "query_norm": (TreeArray("attn._query_norm.scale", "D"),),
+    "key_norm": (TreeArray("attn._key_norm.scale", "D"),),
+    "attention_post_norm": (TreeArray("post_attention_norm.scale", "E"), TreeArray("post_attn_norm.scale", "E")),
+    "mlp_norm": (TreeArray("pre_ffw_norm.scale", "E"),),
     "gate": (
-        Source("mlp.gate_proj.kernel", "EF"),
-        Source("mlp.gating_einsum", "EF", 0, 2),
-        Source("mlp.gating_einsum", "FE", 0, 2),
+        TreeArray("mlp.gate_proj.kernel", "EF"),
+        TreeArray("mlp.gating_einsum", "EF", 0, 2),
+        TreeArray("mlp.gating_einsum", "FE", 0, 2),
     ),
     "up": (
-        Source("mlp.up_proj.kernel", "EF"),
-        Source("mlp.gating_einsum", "EF", 1, 2),
-        Source("mlp.gating_einsum", "FE", 1, 2),
+        TreeArray("mlp.up_proj.kernel", "EF"),
+        TreeArray("mlp.gating_einsum", "EF", 1, 2),
+        TreeArray("mlp.gating_einsum", "FE", 1, 2),
     ),
-    "down": (Source("mlp.down_proj.kernel", "FE"), Source("mlp.linear", "FE")),
-    "mlp_post_norm": (Source("post_ffw_norm.scale", "E"),),
+    "down": (TreeArray("mlp.down_proj.kernel", "FE"), TreeArray("mlp.linear", "FE")),
+    "mlp_post_norm": (TreeArray("post_ffw_norm.scale", "E"),),
 }
 _OF_MAXTEXT = {
-    "embedding": (Source("token_embedder.embedding", "VE"),),
-    "norm": (Source("decoder.decoder_norm.scale", "E"),),
-    "output": (Source("decoder.logits_dense.kernel", "EV"),),
-    "attention_norm": (Source("pre_self_attention_layer_norm.scale", "E"),),
-    "query": (Source("self_attention.query.kernel", "EHD"),),
-    "key": (Source("self_attention.key.kernel", "EKD"),),
-    "value": (Source("self_attention.value.kernel", "EKD"),),
-    "attention_output": (Source("self_attention.out.kernel", "HDE"),),
-    "query_bias": (Source("self_attention.query.bias", "HD"),),
-    "key_bias": (Source("self_attention.key.bias", "KD"),),
-    "value_bias": (Source("self_attention.value.bias", "KD"),),
-    "query_norm": (Source("self_attention.query_norm.scale", "D"),),
-    "key_norm": (Source("self_attention.key_norm.scale", "D"),),
-    "mlp_norm": (Source("post_self_attention_layer_norm.scale", "E"),),
-    "gate": (Source("mlp.wi_0.kernel", "EF"),),
-    "up": (Source("mlp.wi_1.kernel", "EF"),),
-    "down": (Source("mlp.wo.kernel", "FE"),),
-    "router": (Source("moe_block.gate.kernel", "EN"), Source("MoeBlock_0.gate.kernel", "EN")),
-    "expert_gate": (Source("moe_block.wi_0", "NEX"), Source("MoeBlock_0.wi_0", "NEX")),
-    "expert_up": (Source("moe_block.wi_1", "NEX"), Source("MoeBlock_0.wi_1", "NEX")),
-    "expert_down": (Source("moe_block.wo", "NXE"), Source("MoeBlock_0.wo", "NXE")),
+    "embedding": (TreeArray("token_embedder.embedding", "VE"),),
+    "norm": (TreeArray("decoder.decoder_norm.scale", "E"),),
+    "output": (TreeArray("decoder.logits_dense.kernel", "EV"),),
+    "attention_norm": (TreeArray("pre_self_attention_layer_norm.scale", "E"),),
+    "query": (TreeArray("self_attention.query.kernel", "EHD"),),
+    "key": (TreeArray("self_attention.key.kernel", "EKD"),),
+    "value": (TreeArray("self_attention.value.kernel", "EKD"),),
+    "attention_output": (TreeArray("self_attention.out.kernel", "HDE"),),
+    "query_bias": (TreeArray("self_attention.query.bias", "HD"),),
+    "key_bias": (TreeArray("self_attention.key.bias", "KD"),),
+    "value_bias": (TreeArray("self_attention.value.bias", "KD"),),
+    "query_norm": (TreeArray("self_attention.query_norm.scale", "D"),),
+    "key_norm": (TreeArray("self_attention.key_norm.scale", "D"),),
+    "mlp_norm": (TreeArray("post_self_attention_layer_norm.scale", "E"),),
+    "gate": (TreeArray("mlp.wi_0.kernel", "EF"),),
+    "up": (TreeArray("mlp.wi_1.kernel", "EF"),),
+    "down": (TreeArray("mlp.wo.kernel", "FE"),),
+    "router": (TreeArray("moe_block.gate.kernel", "EN"), TreeArray("MoeBlock_0.gate.kernel", "EN")),
+    "expert_gate": (TreeArray("moe_block.wi_0", "NEX"), TreeArray("MoeBlock_0.wi_0", "NEX")),
+    "expert_up": (TreeArray("moe_block.wi_1", "NEX"), TreeArray("MoeBlock_0.wi_1", "NEX")),
+    "expert_down": (TreeArray("moe_block.wo", "NXE"), TreeArray("MoeBlock_0.wo", "NXE")),
 }
 _OF_TUNIX = {field: tuple(dict.fromkeys(_OF_LLAMA.get(field, ()) + _OF_GEMMA.get(field, ()))) for field in AXES}
 
 GEMMAS = "gemma", "gemma2", "gemma3_text"
 QWENS = "qwen2", "qwen3", "qwen3_moe"
 LAYOUTS = {
-    "tunix": Layout(("llama", *QWENS, *GEMMAS), "layers.{}.", _OF_TUNIX),
-    "gemma": Layout(GEMMAS, "layer_{}.", _OF_GEMMA),
-    "MaxText": Layout(
+    "tunix": TreeLayout(("llama", *QWENS, *GEMMAS), "layers.{}.", _OF_TUNIX),
+    "gemma": TreeLayout(GEMMAS, "layer_{}.", _OF_GEMMA),
+    "MaxText": TreeLayout(
         ("llama", "mistral", "mixtral", *QWENS),
         "decoder.layers_{}.",
         _OF_MAXTEXT,
@@ -236,7 +236,7 @@ def read(
 class _Reader:
     """Finds the arrays of a model in a tree, and arranges them as jlade's."""
 
-    def __init__(self, arrays: Mapping[str, jax.Array], config: LlamaConfig, layout: Layout, source: pathlib.Path):
+    def __init__(self, arrays: Mapping[str, jax.Array], config: LlamaConfig, layout: TreeLayout, source: pathlib.Path):
         self.arrays, self.config, self.layout, self.source = arrays, config, layout, source
         self.root = layout.root(arrays) or ""
         self.missing: list[str] = []
@@ -270,7 +270,7 @@ class _Reader:
         order = [axes.index(axis) for axis in AXES[field]]
         return array.transpose(order).reshape(shape).astype(dtype)
 
-    def _find(self, sources: Sequence[Source], layer: int | None) -> tuple[str, Source, bool] | None:
+    def _find(self, sources: Sequence[TreeArray], layer: int | None) -> tuple[str, TreeArray, bool] | None:
         """Returns the name and the source of an array of a layer, None outside of layers, and whether it is stacked."""
         before = {self.root: False}
         if layer is not None:
@@ -290,7 +290,7 @@ class _Reader:
             )
         return fit[0] if fit else None
 
-    def _shape(self, source: Source, is_stacked: bool) -> Shape:
+    def _shape(self, source: TreeArray, is_stacked: bool) -> Shape:
         """Returns the shape of an array in the tree."""
         shape = [self.sizes[axis] for axis in source.axes]
         if is_stacked:

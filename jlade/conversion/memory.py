@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jlade.conversion import hf_config, hf_quantization
 from jlade.conversion.hf_tensors import model_tensors
 from jlade.conversion.huggingface import read_params
-from jlade.conversion.parts import Part, Shape
+from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.weight_files import DTYPES, StoredTensor, aligned, broken_rows
 from jlade.models.llama import LlamaParams
 
@@ -47,7 +47,7 @@ class HeldTensor(StoredTensor):
     def read_bytes(self, name: str) -> np.ndarray:
         return self.to_numpy(self.values)
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns copies of parts of the tensor as `dtype`, and its rows with NaN or infinite elements in them."""
         arrays: list[np.ndarray] = []
         broken: set[int] = set()

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from jlade.conversion.parts import Part, Shape
+from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import ARRAYS
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, broken_rows, check_kind
 from jlade.models import sharding as model_sharding
@@ -51,7 +51,7 @@ class PackedTensor(abc.ABC):
         """Returns the elements [in, out] in float32. Errors are those of `matrix`."""
         return values_of(self.matrix(name))
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts of the matrix [out, in] as `dtype`, and its rows that are not finite in them."""
         values = self.values(name).T
         arrays: list[np.ndarray] = []

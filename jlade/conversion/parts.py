@@ -18,23 +18,23 @@ Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """Rows and columns of a matrix, or elements of a vector, which has one column."""
 
     rows: range
     columns: range
 
     @classmethod
-    def of(cls, index: Index | None, shape: Shape) -> "Part":
+    def of(cls, index: Index | None, shape: Shape) -> "TensorPart":
         """Returns the part at an index of a tensor [rows, columns] or [rows]; None is the whole tensor."""
         rows, columns = (*(index or ()), slice(None), slice(None))[:2]
         num_rows, num_columns = (*shape, 1)[:2]
         return cls(range(num_rows)[rows], range(num_columns)[columns])
 
 
-def runs(parts: Iterable[Part]) -> list[list[Part]]:
+def runs(parts: Iterable[TensorPart]) -> list[list[TensorPart]]:
     """Returns the parts in groups with equal rows and adjacent columns, which one pass over the rows reads."""
-    groups: list[list[Part]] = []
+    groups: list[list[TensorPart]] = []
     for part in sorted(parts, key=lambda part: (part.rows.start, part.columns.start)):
         last = groups[-1][-1] if groups else None
         if last is not None and last.rows == part.rows and last.columns.stop == part.columns.start:
@@ -45,7 +45,10 @@ def runs(parts: Iterable[Part]) -> list[list[Part]]:
 
 
 def place(
-    shape: Shape, dtype: np.dtype, sharding: Sharding | None, read: Callable[[Sequence[Part]], Sequence[np.ndarray]]
+    shape: Shape,
+    dtype: np.dtype,
+    sharding: Sharding | None,
+    read: Callable[[Sequence[TensorPart]], Sequence[np.ndarray]],
 ) -> jax.Array:
     """Returns an array with the parts that `read` returns; each is read once, for all devices that hold it.
 
@@ -56,11 +59,11 @@ def place(
       read: returns distinct parts.
     """
     if sharding is None:
-        return jax.device_put(*read([Part.of(None, shape)]))
+        return jax.device_put(*read([TensorPart.of(None, shape)]))
     indices = sharding.addressable_devices_indices_map(shape).values()
-    parts = list(dict.fromkeys(Part.of(index, shape) for index in indices))
+    parts = list(dict.fromkeys(TensorPart.of(index, shape) for index in indices))
     arrays = dict(zip(parts, read(parts), strict=True))
-    return jax.make_array_from_callback(shape, sharding, lambda index: arrays[Part.of(index, shape)], dtype=dtype)
+    return jax.make_array_from_callback(shape, sharding, lambda index: arrays[TensorPart.of(index, shape)], dtype=dtype)
 
 
 def quantize(matrix: jax.Array, bits: int) -> Quantized:

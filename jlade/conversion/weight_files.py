@@ -17,8 +17,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jlade.conversion.json_files import MOST_BYTES, check_size, is_file_name, read_json, shown, write_json
-from jlade.conversion.parts import Part, Shape, runs
+from jlade.conversion.json_files import MAX_BYTES, check_size, is_file_name, read_json, shown, write_json
+from jlade.conversion.parts import Shape, TensorPart, runs
 from jlade.conversion.tensors import first_few
 
 SINGLE_FILE = "model.safetensors"
@@ -43,7 +43,7 @@ class Tensor(Protocol):
     def value_dtype(self) -> str: ...
     @property
     def num_bytes(self) -> int: ...
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]: ...
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class StoredTensor:
             raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
         return array
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts of the tensor as `dtype`, and its rows in which they have NaN or infinite elements.
 
         Only the bytes of the parts are read, each once. The elements are converted in chunks into the memory that the
@@ -117,7 +117,7 @@ class StoredTensor:
             raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
         return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], broken
 
-    def _read_run(self, stream: io.FileIO, name: str, arrays: Mapping[Part, np.ndarray]) -> set[int]:
+    def _read_run(self, stream: io.FileIO, name: str, arrays: Mapping[TensorPart, np.ndarray]) -> set[int]:
         """Fills the arrays of parts with equal rows and adjacent columns; returns the broken rows of the tensor."""
         parts, stored = list(arrays), np.dtype(self.value_dtype)
         rows, first, end = parts[0].rows, parts[0].columns.start, parts[-1].columns.stop
@@ -178,8 +178,8 @@ def read_header(file: pathlib.Path) -> dict[str, StoredTensor]:
             pass
         with open(file, "rb") as stream:
             begin = 8 + int.from_bytes(stream.read(8), "little")
-            if begin > MOST_BYTES:
-                raise ValueError(f"{file} has a header of {begin} bytes; accepted are {MOST_BYTES}")
+            if begin > MAX_BYTES:
+                raise ValueError(f"{file} has a header of {begin} bytes; accepted are {MAX_BYTES}")
             header = json.loads(stream.read(begin - 8))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is truncated or not a safetensors file: {error}") from error

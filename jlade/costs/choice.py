@@ -32,7 +32,7 @@ logger = logging.getLogger("jlade")
 
 
 @dataclasses.dataclass(frozen=True)
-class Key:
+class SettingKey:
     """The circumstances that a setting was found for."""
 
     device: str  # number or mesh, kind and platform
@@ -74,7 +74,7 @@ class Stored:
       step_times: seconds of a step by block size.
     """
 
-    key: Key
+    key: SettingKey
     lookahead: LookaheadConfig
     date: str
     prompts: int
@@ -95,7 +95,7 @@ class Stored:
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']!r}, not {FORMAT}")
         return cls(
-            key=Key(str(facts["device"]), str(facts["model"]), int(facts["batch_size"])),
+            key=SettingKey(str(facts["device"]), str(facts["model"]), int(facts["batch_size"])),
             lookahead=LookaheadConfig(**facts["lookahead"]),
             date=str(facts.get("date", "")),
             **{name: int(facts.get(name, 0)) for name in ("prompts", "tokens", "repeat")},
@@ -197,13 +197,13 @@ def forget() -> None:
 
 
 @functools.cache
-def _find(key: Key, path: pathlib.Path, shared: bool) -> Stored | None:
+def _find(key: SettingKey, path: pathlib.Path, shared: bool) -> Stored | None:
     """The key's `path` is an argument because it depends on the environment."""
     stored: Stored | None = mesh_lib.gather(load(key))[0] if shared else load(key)
     return stored
 
 
-def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Key:
+def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> SettingKey:
     """Returns the key of a model. For `params`, shapes alone (`jax.ShapeDtypeStruct`) suffice."""
     mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
     device = mesh_lib.device_of(params, mesh)
@@ -213,7 +213,7 @@ def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None)
     # A home directory may be shared by machines with different processors.
     kind = f"{devices.processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
     model = _fingerprint(f"{type(decoder).__module__}.{decoder!r}", shapes)
-    return Key(f"{count} x {kind} ({device.platform})", model, batch_size)
+    return SettingKey(f"{count} x {kind} ({device.platform})", model, batch_size)
 
 
 @functools.cache
@@ -222,7 +222,7 @@ def _fingerprint(decoder: str, shapes: tuple[tuple[Any, ...], ...]) -> str:
     return hashlib.sha256(" ".join([stable, *(f"{dtype}{shape}" for dtype, shape in shapes)]).encode()).hexdigest()
 
 
-def save(key: Key, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:
+def save(key: SettingKey, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:
     """Writes the setting for `key`, with `facts` about how it was found, in place of an earlier one.
 
     The file appears whole or not at all.
@@ -234,7 +234,7 @@ def save(key: Key, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def load(key: Key) -> Stored | None:
+def load(key: SettingKey) -> Stored | None:
     """Returns what is stored for `key`, None when there is nothing. A broken file is ignored with a warning."""
     return _load(key.path)
 

@@ -19,7 +19,7 @@ from jlade.lookahead import adaptive
 from jlade.models.base import Params
 
 
-class Decoded(NamedTuple):
+class DecodeTotals(NamedTuple):
     """Counts and times of decoding some batches once.
 
     Attributes:
@@ -80,7 +80,7 @@ class Measurement:
 
     def _in_turns(
         self, settings: Sequence[LookaheadConfig], batches: Sequence[Inputs], repeat: int
-    ) -> list[tuple[Decoded, ...]]:
+    ) -> list[tuple[DecodeTotals, ...]]:
         """Returns the runs of each setting, made after all programs are compiled."""
         for setting in settings:
             if setting not in self.compiled:
@@ -89,7 +89,7 @@ class Measurement:
         turns = [[self._decode(setting, batches) for setting in settings] for _ in range(repeat)]
         return list(zip(*turns, strict=True))
 
-    def _decode(self, setting: LookaheadConfig, batches: Sequence[Inputs]) -> Decoded:
+    def _decode(self, setting: LookaheadConfig, batches: Sequence[Inputs]) -> DecodeTotals:
         config = dataclasses.replace(self.config, lookahead=dataclasses.replace(setting, relative_step_time=None))
         tokens = steps = loop_steps = 0
         seconds = loop_seconds = 0.0
@@ -107,13 +107,13 @@ class Measurement:
             seconds += end - begin
             loop_steps += int(np.max(num_steps))
             loop_seconds += end - started
-        decoded = Decoded(tokens, steps, seconds, loop_steps, loop_seconds)
+        decoded = DecodeTotals(tokens, steps, seconds, loop_steps, loop_seconds)
         if config.mesh is not None and config.mesh.is_multi_process:  # all take the same decisions
             decoded = mesh.gather(decoded)[0]
         return decoded
 
 
-def _step_seconds(runs: Sequence[Decoded]) -> float:
+def _step_seconds(runs: Sequence[DecodeTotals]) -> float:
     """Returns the least time of a step: a disturbance only makes a run longer."""
     return min(run.loop_seconds / run.loop_steps for run in runs)
 

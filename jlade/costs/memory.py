@@ -9,7 +9,7 @@ import jax
 
 from jlade.config import LookaheadConfig
 from jlade.costs.devices import DEVICES
-from jlade.costs.work import Layout, Shard, cache_bytes
+from jlade.costs.work import MeshShape, Shard, cache_bytes
 from jlade.drafts import pool as ngram_pool
 from jlade.drafts import recycled
 from jlade.drafts.source import RANKS
@@ -19,7 +19,7 @@ CHUNK = 512  # tokens of a prompt that are read at once
 PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
 
 
-class Memory(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Bytes of a device's memory. `temporary` is an allowance: compilers decide it."""
 
     weights: int
@@ -47,7 +47,9 @@ class Needs(NamedTuple):
         return cls(stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes)
 
 
-def of_step(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int, capacity: int) -> Memory:
+def of_step(
+    shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: int, capacity: int
+) -> MemoryEstimate:
     """Returns the memory of a device. Arguments are those of `jlade.costs.work.work`."""
     c, sequences = shard.config, batch_size // layout.data
     _, outputs = share_size(setting, layout.lookahead)
@@ -62,7 +64,7 @@ def of_step(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: 
         pool += math.prod(ngram_pool.shape(c.vocab_size, setting.ngram_size, setting.guess_set_size))
     if "recycled" in setting.reach:
         pool += shard.vocab_size * RANKS + recycled.num_places(shard.vocab_size) * (RANKS + 2)
-    return Memory(
+    return MemoryEstimate(
         weights=shard.num_bytes,
         cache=sequences * cache_bytes(shard, capacity),
         pool=sequences * 4 * pool,

@@ -15,9 +15,9 @@ from jlade.costs import memory as memory_lib
 from jlade.costs import settings as settings_lib
 from jlade.costs import work as work_lib
 from jlade.costs.devices import MACHINE, NETWORK, Device
-from jlade.costs.memory import Memory
+from jlade.costs.memory import MemoryEstimate
 from jlade.costs.settings import Source
-from jlade.costs.work import Collective, Layout, Shard, Work
+from jlade.costs.work import Collective, MeshShape, Shard, Work
 from jlade.lookahead import names
 from jlade.models import kv_rounding, quantization, sharding
 from jlade.models.llama import LlamaConfig
@@ -37,7 +37,7 @@ NETWORK_MESSAGE = 5e-6  # seconds of a message between machines
 DRAFTING = 0.096
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """Estimated seconds of a step.
 
     Attributes:
@@ -73,12 +73,12 @@ class Option(NamedTuple):
       tokens_per_second: of all sequences together.
     """
 
-    layout: Layout
+    layout: MeshShape
     lookahead: LookaheadConfig
     compression: float
-    memory: Memory
+    memory: MemoryEstimate
     fits: bool
-    step: Step
+    step: StepTime
     collectives: tuple[Collective, ...]
     tokens_per_second: float
 
@@ -180,7 +180,7 @@ def plan(
     return Plan(device, count, batch_size, capacity, dtype, bits, kv_dtype, compression, sheet.memory, tuple(options))
 
 
-def step_time(work: Work, num_layers: float, device: Device) -> Step:
+def step_time(work: Work, num_layers: float, device: Device) -> StepTime:
     """Returns the estimated time of the model in a step: its parts, small operations and collectives, one by one.
 
     Args:
@@ -193,7 +193,7 @@ def step_time(work: Work, num_layers: float, device: Device) -> Step:
     small = SMALL * num_layers * OPERATION[device.platform]
     collective = sum(collective_time(each, device) for each in work.collectives)
     read = work.num_bytes - work.logits_bytes
-    return Step(
+    return StepTime(
         total=parts.total + small + collective,
         floor=read / rates.bytes,
         arithmetic=parts.arithmetic,
@@ -213,7 +213,7 @@ def collective_time(collective: Collective, device: Device) -> float:
     return collective.times * 2 * math.ceil(math.log2(k)) * message + sent / rate
 
 
-def pipeline_time(step: Step, num_bytes: int, stages: int, device: Device) -> float:
+def pipeline_time(step: StepTime, num_bytes: int, stages: int, device: Device) -> float:
     """Returns the estimated seconds of a step of one text with the layers divided into stages, a device each.
 
     No stage can begin before the one in front of it has ended, so that all of them take the time of one device, and
@@ -264,20 +264,20 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _layouts(count: int, batch_size: int, shards: dict[int, Shard]) -> Iterator[Layout]:
+def _layouts(count: int, batch_size: int, shards: dict[int, Shard]) -> Iterator[MeshShape]:
     """Yields the meshes whose sizes' product divides `count`."""
     for model in shards:
         for lookahead in _divisors(count // model):
             for data in _divisors(count // model // lookahead):
                 if batch_size % data == 0:
-                    yield Layout(data, lookahead, model)
+                    yield MeshShape(data, lookahead, model)
 
 
 def _option(
     setting: LookaheadConfig,
     compression: float,
     shard: Shard,
-    layout: Layout,
+    layout: MeshShape,
     batch_size: int,
     capacity: int,
     device: Device,

@@ -213,7 +213,7 @@ def _replaces(amount: dict[str, int], earlier: choice.Stored | None) -> bool:
     return False
 
 
-def _store(result: Tuning, key: choice.Key, amount: dict[str, int], shared: bool) -> Tuning:
+def _store(result: Tuning, key: choice.SettingKey, amount: dict[str, int], shared: bool) -> Tuning:
     facts = result.figures()
     try:
         if shared and jax.process_index() > 0:  # `choice.find` takes what process 0 has stored

@@ -21,7 +21,7 @@ FLOAT32 = 8  # times the arithmetic of bfloat16: six passes on TPUs, and up to 1
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
 
 
-class Layout(NamedTuple):
+class MeshShape(NamedTuple):
     """The sizes of a mesh."""
 
     data: int
@@ -169,7 +169,7 @@ def shard(params: LlamaParams, model: int, kv_dtype: str | None = None) -> Shard
     )
 
 
-def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int, capacity: int) -> Work:
+def work(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: int, capacity: int) -> Work:
     """Returns the work of a step of greedy decoding with a full cache.
 
     Args:
@@ -233,7 +233,7 @@ def _recurrent_flops(shard: Shard, tokens: int) -> int:
     return round(2 * products * FLOAT32 * share * layers * sizes.value_heads * (with_state + among))
 
 
-def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
+def _collectives(shard: Shard, layout: MeshShape, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
     """Returns the collectives of a step: see `jlade.decoding.step` and `jlade.models.llama`."""
     c, found = shard.config, []
     tokens, outputs = share_size(setting, layout.lookahead)

@@ -16,7 +16,7 @@ from jlade.mesh import DATA, HEADS, MODEL, Specs, is_shared
 from jlade.models import sharding as model_sharding
 from jlade.models.base import Cache, Decoder, KVCache, Params
 from jlade.models.llama import Llama, LlamaParams
-from jlade.models.recurrent import State
+from jlade.models.recurrent import RecurrentState
 
 T = TypeVar("T")
 BATCH = P(DATA)
@@ -28,7 +28,7 @@ def cache_specs(decoder: Decoder) -> Cache:
         return BATCH
     recurrence = decoder.config.recurrence
     memory: Any = P(DATA, MODEL) if recurrence is not None and recurrence.has_memory else None
-    state = State(memory=memory, inputs=P(DATA, None, MODEL))  # type: ignore[arg-type]
+    state = RecurrentState(memory=memory, inputs=P(DATA, None, MODEL))  # type: ignore[arg-type]
     states = (state,) * len(decoder.config.recurrent_layers)
     of_entries = dict.fromkeys(("keys", "values", "key_scales", "value_scales", "pages"), P(DATA, HEADS))
     return _specs(KVCache, **of_entries, states=states)

@@ -70,7 +70,7 @@ class Answer:
 
 
 @dataclasses.dataclass
-class Model:
+class EvaluatedModel:
     """A model with its tokenizer, loaded in the dtypes that are used, and compiled before anything is timed.
 
     Attributes:

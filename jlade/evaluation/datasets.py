@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jlade.evaluation import records
-from jlade.evaluation.records import Record
+from jlade.evaluation.records import DataRecord
 
 SAMPLES = pathlib.Path(__file__).parent / "samples"
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -173,11 +173,11 @@ def _in_turns(order: Sequence[int], groups: Sequence[object]) -> list[int]:
     return sorted(order, key=rounds.__getitem__)
 
 
-def _format_of(record: Record) -> str | None:
+def _format_of(record: DataRecord) -> str | None:
     return next((name for name, known in FORMATS.items() if record.values.keys() >= set(known.fields)), None)
 
 
-def _fields(record: Record) -> str:
+def _fields(record: DataRecord) -> str:
     return ", ".join(map(str, record.values)) or "(none)"
 
 
@@ -190,13 +190,13 @@ def _with_summary(question: Question, summary: SummaryPrompt) -> Question:
     return dataclasses.replace(question, turns=(user,), system=system or None, beginning=beginning)
 
 
-def _mt_bench(record: Record, name: str, _: str) -> Question:
+def _mt_bench(record: DataRecord, name: str, _: str) -> Question:
     category = record.text("category")
     task = "MT-Bench" if category in MT_BENCH else category
     return Question(record.identifier("question_id"), task, category, record.texts("turns"))
 
 
-def _humaneval(record: Record, name: str, _: str) -> Question:
+def _humaneval(record: DataRecord, name: str, _: str) -> Question:
     prompt, entry_point = record.text("prompt"), record.text("entry_point")
     if not entry_point.isidentifier():
         record.fail("entry_point", "the name of a function")
@@ -205,7 +205,7 @@ def _humaneval(record: Record, name: str, _: str) -> Question:
     return Question(record.identifier("task_id"), name, turns=(prompt,), is_chat=False, tests=tests, suffix=suffix)
 
 
-def _mbpp(record: Record, name: str, _: str) -> Question:
+def _mbpp(record: DataRecord, name: str, _: str) -> Question:
     problem = record.text("prompt" if "prompt" in record.values else "text")
     tests = record.texts("test_list")
     setup = [record.text("test_setup_code")] if record.values.get("test_setup_code") else []
@@ -216,7 +216,7 @@ def _mbpp(record: Record, name: str, _: str) -> Question:
     return Question(record.identifier("task_id"), name, turns=(turn,), tests=code)
 
 
-def _gsm8k(record: Record, name: str, default_id: str) -> Question:
+def _gsm8k(record: DataRecord, name: str, default_id: str) -> Question:
     _, mark, answer = record.text("answer").rpartition("####")
     if not mark:
         record.fail("answer", "a text that ends with #### and a number")
@@ -224,7 +224,7 @@ def _gsm8k(record: Record, name: str, default_id: str) -> Question:
     return Question(default_id, name, turns=(record.text("question"),), answer=number)
 
 
-def _mmlu(record: Record, name: str, default_id: str) -> Question:
+def _mmlu(record: DataRecord, name: str, default_id: str) -> Question:
     choices, right = record.texts("choices"), record.values["answer"]
     letters = LETTERS[: len(choices)]
     if right not in [*letters, *range(len(choices))]:
@@ -240,17 +240,17 @@ def _mmlu(record: Record, name: str, default_id: str) -> Question:
     )
 
 
-def _classeval(record: Record, name: str, _: str) -> Question:
+def _classeval(record: DataRecord, name: str, _: str) -> Question:
     skeleton = record.text("skeleton").rstrip()
     turn = f"Complete the methods of the Python class {record.text('class_name')}:\n\n```python\n{skeleton}\n```"
     return Question(record.identifier("task_id"), name, turns=(turn,))
 
 
-def _summary(text: str, summary: str, record: Record, name: str, _: str) -> Question:
+def _summary(text: str, summary: str, record: DataRecord, name: str, _: str) -> Question:
     return Question(record.identifier("id"), name, turns=(record.text(text),), reference=record.text(summary))
 
 
-def _prompt(record: Record, name: str, default_id: str) -> Question:
+def _prompt(record: DataRecord, name: str, default_id: str) -> Question:
     has_ids = "ids" in record.values
     return Question(
         record.identifier("id") if "id" in record.values else default_id,
@@ -266,7 +266,7 @@ class Format(NamedTuple):
 
     title: str  # the data set's name; "" for the file's
     fields: tuple[str, ...]
-    question: Callable[[Record, str, str], Question]  # from a record, the data set's name and an id for want of one
+    question: Callable[[DataRecord, str, str], Question]  # from a record, the data set's name and an id for want of one
     max_length: int | None = None  # of its questions: Section 5 of arXiv 2402.02057 sets that of two data sets
 
 

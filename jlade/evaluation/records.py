@@ -13,7 +13,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class DataRecord:
     """A line, item or row of a file.
 
     Each method checks one value and returns it.
@@ -64,7 +64,7 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def read(path: str | os.PathLike[str]) -> list[Record]:
+def read(path: str | os.PathLike[str]) -> list[DataRecord]:
     """Returns the records of a file: JSON lines or a JSON array, both maybe compressed by gzip, or Parquet.
 
     Raises:
@@ -86,14 +86,14 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
     return records
 
 
-def _read_json(file: pathlib.Path) -> list[Record]:
+def _read_json(file: pathlib.Path) -> list[DataRecord]:
     lines = _read_lines(file)
     first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("["):
         items = _parse("".join(lines), str(file))
-        return [Record(f"{file}, item {i}", item) for i, item in enumerate(items, start=1)]
+        return [DataRecord(f"{file}, item {i}", item) for i, item in enumerate(items, start=1)]
     places = [(f"{file}, line {i}", line) for i, line in enumerate(lines, start=1) if line.strip()]
-    return [Record(place, _parse(line, place)) for place, line in places]
+    return [DataRecord(place, _parse(line, place)) for place, line in places]
 
 
 def _read_lines(file: pathlib.Path) -> list[str]:
@@ -116,7 +116,7 @@ def _parse(text: str, place: str) -> Any:
         raise ValueError(f"{place}: not readable as JSON: {error}") from error
 
 
-def _read_parquet(file: pathlib.Path) -> list[Record]:
+def _read_parquet(file: pathlib.Path) -> list[DataRecord]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -127,4 +127,4 @@ def _read_parquet(file: pathlib.Path) -> list[Record]:
             rows = pyarrow.parquet.read_table(stream).to_pylist()
         except pyarrow.ArrowException as error:
             raise ValueError(f"{file} is not readable as Parquet: {error}") from error
-    return [Record(f"{file}, row {i}", row) for i, row in enumerate(rows, start=1)]
+    return [DataRecord(f"{file}, row {i}", row) for i, row in enumerate(rows, start=1)]

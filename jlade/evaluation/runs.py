@@ -15,7 +15,7 @@ import jax
 from jlade import storage
 from jlade.drafts.pool import NGramPool
 from jlade.evaluation import infilling, quality
-from jlade.evaluation.answers import Answer, Model
+from jlade.evaluation.answers import Answer, EvaluatedModel
 from jlade.evaluation.datasets import Question
 from jlade.evaluation.methods import Method, parse
 from jlade.files import append_line, written_whole
@@ -127,7 +127,7 @@ def read(file: str | os.PathLike[str]) -> Run:
 
 def execute(
     cells: Sequence[Cell],
-    model: Model,
+    model: EvaluatedModel,
     encode: Encode,
     file: str | os.PathLike[str],
     about: Mapping[str, Any],
@@ -209,7 +209,7 @@ def _tuples(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Runner:
-    model: Model
+    model: EvaluatedModel
     encode: Encode
     pools: "_Pools"
     key: jax.Array

@@ -9,7 +9,7 @@ import numpy as np
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.costs.devices import DEVICES
 from jlade.costs.plan import Option, pipeline_time, plan
-from jlade.costs.work import Layout
+from jlade.costs.work import MeshShape
 from jlade.evaluation import figures, measures, statistics
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
@@ -27,7 +27,7 @@ WINDOW = "window W = candidates G"  # the axis of Figures 4 and 8
 FIGURE_8_DEVICES = ("a100", "rtx3090")
 PARALLEL = (4, 8)  # devices of Figures 6 and 7
 PARALLEL_FIGURES = {"7B": 6, "13B": 7}
-ONE = Layout(1, 1, 1)
+ONE = MeshShape(1, 1, 1)
 BFLOAT16 = 2  # bytes
 
 
@@ -229,7 +229,7 @@ def configurations_table(runs: Sequence[tuple[Run, Results]]) -> Table:
     return Table("table4", "Good settings by model size (Table 4 of the paper)", columns, tuple(rows), note)
 
 
-def _option(size: str, device: str, lookahead: LookaheadConfig, compression: float, layout: Layout) -> Option:
+def _option(size: str, device: str, lookahead: LookaheadConfig, compression: float, layout: MeshShape) -> Option:
     """Returns the estimate for a sequence on each part of `layout.data`."""
     given = {"lookahead": lookahead, "compression": max(1.0, compression), "batch_size": layout.data}
     options = plan(SIZES[size], device, layout.num_devices, **given).options  # type: ignore[arg-type]
@@ -323,20 +323,20 @@ def parallelism(run: Run, results: Results) -> list[Table | Figure | None]:
     return [Table("figure6-7", title, columns, tuple(rows), note + of_paper), *pictures]
 
 
-def _ways() -> list[tuple[str, Layout, int]]:
+def _ways() -> list[tuple[str, MeshShape, int]]:
     """Returns the ways to divide a step: their names, the sizes of the mesh, and the stages of a pipeline."""
     ways = [("one device", ONE, 1)]
     for number in PARALLEL:
         ways += [
-            (f"tensor parallelism, {number} devices", Layout(1, 1, number), 1),
+            (f"tensor parallelism, {number} devices", MeshShape(1, 1, number), 1),
             (f"pipeline parallelism, {number} devices", ONE, number),
-            (f"lookahead parallelism, {number} devices", Layout(1, number, 1), 1),
-            (f"data parallelism, {number} devices, {number} sequences", Layout(number, 1, 1), 1),
+            (f"lookahead parallelism, {number} devices", MeshShape(1, number, 1), 1),
+            (f"data parallelism, {number} devices, {number} sequences", MeshShape(number, 1, 1), 1),
         ]
     return ways
 
 
-def _sequence_speed(size: str, setting: LookaheadConfig, compression: float, layout: Layout, stages: int) -> float:
+def _sequence_speed(size: str, setting: LookaheadConfig, compression: float, layout: MeshShape, stages: int) -> float:
     """Returns the estimated tokens per second of a sequence on A100 GPUs."""
     option = _option(size, "a100", setting, compression, layout)
     hidden_states = BFLOAT16 * setting.block_size * SIZES[size].hidden_size

@@ -27,7 +27,7 @@ from jlade.models.base import Params
 TEMPLATE = pathlib.Path(__file__).with_name("trace.html")
 DATA = "TRACE_DATA"  # its place in the template
 SOURCES = {name: f"{name}: {source.about}" for name, source in TABLE.items()}
-MOST_LEARNED, BEST = 40, 3  # entries of a step, and tokens of an entry, that the trace keeps of recycled logits
+MAX_LEARNED, BEST = 40, 3  # entries of a step, and tokens of an entry, that the trace keeps of recycled logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class NGram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recycled:
+class TableChange:
     """An entry of the table of recycled logits that a step changed."""
 
     token: int
@@ -62,7 +62,7 @@ class Recycled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class TracedStep:
     """One step. Its tokens are read from the states before and after it."""
 
     level: int  # index of the step's setting in `Trace.levels`; W and M below are of that setting
@@ -71,7 +71,7 @@ class Step:
     drafts: list[Draft]  # [up to M]
     accepted: list[int]  # [1 to A]
     ngrams: list[NGram]  # completed by the columns of the window, then by the accepted tokens; [] without a pool
-    recycled: list[Recycled]  # [up to MOST_LEARNED], those of accepted tokens first; [] without that source
+    recycled: list[TableChange]  # [up to MAX_LEARNED], those of accepted tokens first; [] without that source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Trace:
     texts: list[str]  # the addition of each token to the text; of a character in several tokens, with the last of them
     names: dict[int, str]  # token id -> its text alone, for all ids in the trace
     finish_reason: str
-    steps: list[Step]
+    steps: list[TracedStep]
 
 
 @keywords(Options)
@@ -215,14 +215,14 @@ def _snapshot(state: DecodeState) -> _Snapshot:
     return _Snapshot(tokens[: length[0]], window, tree, pool, table, 0 if level is None else int(level), bool(done))
 
 
-def _step(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> Step:
+def _step(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> TracedStep:
     """Returns the step between two states."""
     accepted = after.tokens[len(before.tokens) :].tolist()
     window, predicted = before.window[:, : level.window_size].copy(), after.window[-1, : level.window_size]
     window[0, :1] = before.tokens[-1]  # the array's value there is arbitrary
     columns = np.concatenate([window, predicted[None]]).T  # [W, N]
     completed = (("window", columns), ("text", _ngrams_of_text(before, after, level)))
-    return Step(
+    return TracedStep(
         level=before.level,
         window=window.tolist(),
         predicted=predicted.tolist(),
@@ -260,7 +260,7 @@ def _drafts(tree: Tree, accepted: list[int]) -> list[Draft]:
     return found
 
 
-def _recycled(before: _Snapshot, after: _Snapshot, accepted: list[int]) -> list[Recycled]:
+def _recycled(before: _Snapshot, after: _Snapshot, accepted: list[int]) -> list[TableChange]:
     """Returns the entries of the table that a step changed."""
     if before.table is None or after.table is None:
         return []
@@ -268,7 +268,7 @@ def _recycled(before: _Snapshot, after: _Snapshot, accepted: list[int]) -> list[
     first = [int(before.tokens[-1]), *accepted]
     changed.sort(key=lambda token: first.index(token) if token in first else len(first))
     known = [[[i for i in row[:BEST].tolist() if i != NONE] for row in x[changed]] for x in (after.table, before.table)]
-    return [Recycled(*entry) for entry in zip(changed, *known, strict=True)][:MOST_LEARNED]
+    return [TableChange(*entry) for entry in zip(changed, *known, strict=True)][:MAX_LEARNED]
 
 
 def _ngrams_of_text(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> list[np.ndarray]:
@@ -284,7 +284,7 @@ def _has(pool: np.ndarray | None, ngram: np.ndarray) -> bool:
     return pool is not None and bool((pool[ngram[0] % len(pool)] == ngram).all(axis=-1).any())
 
 
-def _tokens_of(step: Step) -> set[int]:
+def _tokens_of(step: TracedStep) -> set[int]:
     """Returns the ids of all tokens in a step, but those of the text."""
     rows = [*step.window, step.predicted, *(ngram.tokens for ngram in step.ngrams)]
     rows += [[draft.token for draft in step.drafts]]

@@ -17,7 +17,7 @@ from jlade.decoding.state import CHUNKS
 from jlade.inspection import model as model_lib
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
@@ -25,7 +25,7 @@ from jlade.models import kv_rounding, quantization, sharding
 from jlade.models.llama import Llama, LlamaParams
 
 
-class Memory(NamedTuple):
+class ProgramMemory(NamedTuple):
     """Bytes of a device's memory.
 
     Attributes:
@@ -77,7 +77,7 @@ class Inspection:
     dtype: str
     bits: int | None
     kv_dtype: str | None
-    memory: Memory
+    memory: ProgramMemory
     sequences: Sequences
     compile_seconds: float
     chunks: tuple[Loop, ...] | None = None
@@ -200,7 +200,7 @@ def inspect(
         lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
     programs, limit = (
-        Programs(params, decoder, target, batch_size, capacity, divided, rates),
+        ModelPrograms(params, decoder, target, batch_size, capacity, divided, rates),
         memory_lib.of_device(device),
     )
     inspection = Inspection(
@@ -215,14 +215,14 @@ def inspect(
         dtype=params.norm.dtype.name,
         bits=quantization.fewest_bits(params),
         kv_dtype=kv_dtype,
-        memory=Memory(limit, None, mesh_lib.num_bytes(programs.arguments(setting)), None, None, None),
+        memory=ProgramMemory(limit, None, mesh_lib.num_bytes(programs.arguments(setting)), None, None, None),
         sequences=(sequences.compiled if engine else sequences.from_shapes)(programs, setting, limit),
         compile_seconds=0.0,
     )
     return _described(inspection, programs, is_attached)
 
 
-def _described(found: Inspection, programs: Programs, is_attached: bool) -> Inspection:
+def _described(found: Inspection, programs: ModelPrograms, is_attached: bool) -> Inspection:
     """Returns `found` with the facts of the compiled programs."""
     setting, began = found.lookahead, time.perf_counter()
     try:
@@ -246,7 +246,7 @@ def _described(found: Inspection, programs: Programs, is_attached: bool) -> Insp
     return dataclasses.replace(found, step_seconds=seconds[setting], plain_step_seconds=seconds[PLAIN])
 
 
-def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
+def _memory(limit: int, programs: ModelPrograms, compiled: Sequence[Any]) -> ProgramMemory:
     """Returns the memory that compiled programs need; the last of them decodes."""
     needs = [memory_lib.Needs.of(program) for program in compiled]
     needed, weights = max(map(sum, needs)), mesh_lib.num_bytes(programs.placed_params())
@@ -258,4 +258,4 @@ def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
         return int(weights + cache * entries / now + per_token * capacity)
 
     capacities = range(1, programs.decoder.max_positions + 1)
-    return Memory(limit, needed, *needs[-1], bisect.bisect_right(capacities, limit, key=needed_for))
+    return ProgramMemory(limit, needed, *needs[-1], bisect.bisect_right(capacities, limit, key=needed_for))

@@ -32,7 +32,7 @@ STEPS, REPEAT = 8, 5  # steps timed at once, and how often
 FEW = 64  # numbers, such as the last row of recycled logits: an array of this size is no table
 
 
-class Programs(NamedTuple):
+class ModelPrograms(NamedTuple):
     """The programs of a model for a device, a batch size and a capacity."""
 
     params: LlamaParams  # shapes

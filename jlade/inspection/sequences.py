@@ -17,7 +17,7 @@ from jlade.engine.pool import Pool
 from jlade.generation.prompts import HostArray
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.inspection import targets
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.mesh import DATA
 
 MOST = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes
@@ -45,7 +45,7 @@ class Sequences(NamedTuple):
         return {"sequences": self.number} | {f"{name}_bytes": getattr(self, name) for name in self._fields[1:]}
 
 
-def from_shapes(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequences:
+def from_shapes(programs: ModelPrograms, lookahead: LookaheadConfig, limit: int) -> Sequences:
     """Returns the rows that fit, without the temporary memory of programs: an upper bound.
 
     Args:
@@ -60,7 +60,7 @@ def from_shapes(programs: Programs, lookahead: LookaheadConfig, limit: int) -> S
     return Sequences(groups * max(0, (limit - weights - prompt) // row), weights, row, prompt, 0)
 
 
-def compiled(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequences:
+def compiled(programs: ModelPrograms, lookahead: LookaheadConfig, limit: int) -> Sequences:
     """Returns the rows that fit with the temporary memory of the programs that read prompts and make steps.
 
     It is a lower bound: the program of steps is compiled for half of the rows, and the more rows there are, the less
@@ -85,7 +85,7 @@ def compiled(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequ
     return found
 
 
-def read(programs: Programs, lookahead: LookaheadConfig) -> Any:
+def read(programs: ModelPrograms, lookahead: LookaheadConfig) -> Any:
     """Returns the compiled program of an engine that reads a chunk of a prompt."""
 
     row, config = _row(programs), _config(programs, lookahead)
@@ -97,7 +97,7 @@ def read(programs: Programs, lookahead: LookaheadConfig) -> Any:
     return targets.compile_for(programs.mesh or programs.device, run, *shapes, donate=(1,))
 
 
-def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
+def steps(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> Any:
     """Returns the compiled program of an engine that makes steps of `number` rows with all controls.
 
     Those without controls need less memory.
@@ -113,14 +113,14 @@ def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
     return targets.compile_for(programs.mesh or programs.device, run, *shapes, donate=(2,))
 
 
-def _config(programs: Programs, lookahead: LookaheadConfig) -> DecodeConfig:
+def _config(programs: ModelPrograms, lookahead: LookaheadConfig) -> DecodeConfig:
     """Returns the settings of an engine, which records log-probabilities for the requests that ask for them."""
     decoder = programs.decoder
     paged = pool.has_pages(programs.params, decoder) and pool.reads_in_place(decoder, programs.device)
     return dataclasses.replace(programs.config(lookahead), logprobs=True, paged=paged)
 
 
-def _row(programs: Programs) -> rows.Row:
+def _row(programs: ModelPrograms) -> rows.Row:
     """Returns the arrays of the shortest request."""
     one: HostArray = np.ones(1, np.int32)
     no_eos_ids: HostArray = np.full((1, EOS_SLOTS), -1, np.int32)
@@ -129,7 +129,7 @@ def _row(programs: Programs) -> rows.Row:
     return rows.Row.of(inputs, 0, programs.decoder.vocab_size, size)
 
 
-def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:
+def _state(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> DecodeState:
     """Returns the shapes of the state of `number` rows, with their pages."""
     config, row = _config(programs, lookahead), _row(programs)
 
@@ -140,7 +140,7 @@ def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> Decod
     return sharding.state_shapes(start, programs.params, config)
 
 
-def _prompt(programs: Programs, lookahead: LookaheadConfig, with_pages: bool = False) -> Prefix:
+def _prompt(programs: ModelPrograms, lookahead: LookaheadConfig, with_pages: bool = False) -> Prefix:
     """Returns the shapes of a prompt that is being read, without its pages or with those of one row."""
     config = _config(programs, lookahead)
 

@@ -182,7 +182,7 @@ class Decoder(Protocol):
         """
 
 
-class Kind(NamedTuple):
+class CacheKind(NamedTuple):
     """The kind of a layer of a cache. Layers of a kind hold their tokens in the same entries."""
 
     size: int  # S
@@ -215,7 +215,7 @@ def commit(
     windows, table = windows or [None] * len(block_kv), cache.table
     layers, are_paged = cache.layers_of(windows), [table is not None and window is None for window in windows]
     each = zip(layers, windows, are_paged, strict=True)
-    kinds = tuple(Kind(keys.shape[2], window is not None, is_paged) for (keys, *_), window, is_paged in each)
+    kinds = tuple(CacheKind(keys.shape[2], window is not None, is_paged) for (keys, *_), window, is_paged in each)
     arrays, blocks = (tuple(zip(*every, strict=True)) for every in (layers, block_kv))
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
     are_short = any(kind.is_ring and kind.size <= 4 * indices.shape[1] for kind in kinds)
@@ -238,7 +238,7 @@ def scatter(
     num_accepted: jax.Array,
     table: jax.Array | None = None,
     *,
-    kinds: tuple[Kind, ...],
+    kinds: tuple[CacheKind, ...],
 ) -> Layers:
     """Returns the layers of a cache after `commit`. A token that is not kept gets an entry past the end: it is dropped.
 
@@ -249,7 +249,7 @@ def scatter(
     """
     offset = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
 
-    def place(kind: Kind) -> tuple[jax.Array, jax.Array | None]:
+    def place(kind: CacheKind) -> tuple[jax.Array, jax.Array | None]:
         """Returns the entries [B, A] of the tokens in a layer, and their pages [B, A]."""
         size, pages = kind.size, None
         is_kept, entries = offset < num_accepted[:, None], length[:, None] + offset
@@ -265,7 +265,7 @@ def scatter(
 
     places = {kind: place(kind) for kind in dict.fromkeys(kinds)}
 
-    def write(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
+    def write(layer: jax.Array, block: jax.Array, kind: CacheKind) -> jax.Array:
         return _scatter(layer, block, indices, *places[kind])
 
     return _write_layers(write, layers, blocks, kinds)
@@ -298,7 +298,7 @@ def write_slices(
     num_accepted: jax.Array,
     table: jax.Array | None = None,
     *,
-    kinds: tuple[Kind, ...],
+    kinds: tuple[CacheKind, ...],
 ) -> Layers:
     """`scatter` for TPUs: writes consecutive entries of each sequence, the old ones where no token was accepted.
 
@@ -307,7 +307,7 @@ def write_slices(
     """
     batch_size, num_chosen = indices.shape
 
-    def place(kind: Kind) -> list[tuple[jax.Array, ...]]:
+    def place(kind: CacheKind) -> list[tuple[jax.Array, ...]]:
         """Returns the slices of a layer: first entry [B], tokens [B, K], which are accepted [B, K], and the page [B].
 
         They are whole tiles. In a ring the tokens may begin near the end and continue from entry 0 on, in a second
@@ -339,7 +339,7 @@ def write_slices(
             slices.append((start, jnp.take_along_axis(indices, chosen, axis=1), accepted, *pages))
         return slices
 
-    def in_tiles(layer: jax.Array, kind: Kind) -> Kind:
+    def in_tiles(layer: jax.Array, kind: CacheKind) -> CacheKind:
         is_whole = layer.dtype.itemsize == 1 and kind.size % TILE == 0
         return kind._replace(tile=TILE) if is_whole else kind
 
@@ -350,7 +350,7 @@ def write_slices(
         own = jax.tree.map(lambda x: x[i], places)
         sequence = i.astype(jnp.int32)  # with 64-bit types, loops count in int64
 
-        def write_layer(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
+        def write_layer(layer: jax.Array, block: jax.Array, kind: CacheKind) -> jax.Array:
             kind = in_tiles(layer, kind)
             for each in own[kind]:
                 layer = _write_slice(layer, block, sequence, *each, tile=kind.tile)
@@ -392,7 +392,10 @@ def _write_slice(
 
 
 def _write_layers(
-    write: Callable[[jax.Array, jax.Array, Kind], jax.Array], layers: Layers, blocks: Layers, kinds: Sequence[Kind]
+    write: Callable[[jax.Array, jax.Array, CacheKind], jax.Array],
+    layers: Layers,
+    blocks: Layers,
+    kinds: Sequence[CacheKind],
 ) -> Layers:
     """Returns `write(layer, block, kind)` of each array of each layer."""
     pairs = zip(layers, blocks, strict=True)

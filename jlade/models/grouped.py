@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 GROUP = 64  # inputs with one scale
-LEAST_GROUP = 8
+MIN_GROUP = 8
 STEPS = 14.0, 14.33, 14.67, 15.0, 15.33, 15.67, 16.0  # of the range of a group; codes have 15
 TILE = 2**18  # elements of a matrix converted at once on CPUs; they fit the processor's cache
 
@@ -103,7 +103,7 @@ def is_grouped(leaf: object) -> TypeGuard[GroupedMatrix]:
 def group_of(num_inputs: int, largest: int = GROUP) -> int:
     """Returns the largest power of two, up to `largest`, that divides the inputs of a matrix; 0 if it is too small."""
     group = int(np.gcd(num_inputs, largest))
-    return group if group >= LEAST_GROUP else 0
+    return group if group >= MIN_GROUP else 0
 
 
 def pack(codes: jax.Array | np.ndarray, group: int) -> Any:

@@ -287,7 +287,7 @@ class Llama:
             parts = 1 if c.latent is None else 2
             return tuple(jnp.zeros((batch, parts * heads, number)) for batch, heads, number, _ in shapes)
 
-        def state(layer: LlamaLayer) -> recurrent.State:
+        def state(layer: LlamaLayer) -> recurrent.RecurrentState:
             assert c.recurrence is not None
             assert layer.value_filter is not None
             shards = c.recurrence.values // len(layer.value_filter)
@@ -385,7 +385,7 @@ class Llama:
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
         number = len(self.config.kv_layers)
         committed = base.commit(cache, block_kv[:number], indices, num_accepted, self._cached_windows)
-        states = zip(cache.states, (recurrent.Kept(*kept) for kept in block_kv[number:]), strict=True)
+        states = zip(cache.states, (recurrent.RecurrentBlock(*kept) for kept in block_kv[number:]), strict=True)
         return dataclasses.replace(
             committed, states=tuple(recurrent.commit(*pair, indices, num_accepted) for pair in states)
         )
@@ -402,7 +402,7 @@ def _layer(
     positions: jax.Array,
     earlier: tuple[jax.Array, ...] | None,
     own: jax.Array | None,
-    of_state: tuple[recurrent.State, recurrent.Ancestry] | None,
+    of_state: tuple[recurrent.RecurrentState, recurrent.Ancestry] | None,
     *,
     config: LlamaConfig,
     attention: str,
@@ -410,7 +410,7 @@ def _layer(
     axes: tuple[str, ...],
     kv_dtype: str | None,
     window: int | None,
-) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.Kept | None]:
+) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.RecurrentBlock | None]:
     """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
     Those are `earlier`, of an earlier layer, for a layer without its own. With `kv_dtype` they are in 8 bits and
@@ -451,13 +451,13 @@ def _layer(
 def _recurrent_layer(
     layer: LlamaLayer,
     hidden: jax.Array,
-    state: recurrent.State,
+    state: recurrent.RecurrentState,
     tree: recurrent.Ancestry,
     *,
     config: LlamaConfig,
     experts: str,
     axes: tuple[str, ...],
-) -> tuple[jax.Array, recurrent.Kept]:
+) -> tuple[jax.Array, recurrent.RecurrentBlock]:
     """Returns the hidden states [B, T, E] after a recurrent layer, and what it keeps of the block."""
     c = config
     normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
@@ -468,11 +468,11 @@ def _recurrent_layer(
 def _mix_recurrently(
     layer: LlamaLayer,
     normed: jax.Array,
-    state: recurrent.State,
+    state: recurrent.RecurrentState,
     tree: recurrent.Ancestry,
     config: LlamaConfig,
     axes: tuple[str, ...],
-) -> tuple[jax.Array, recurrent.Kept]:
+) -> tuple[jax.Array, recurrent.RecurrentBlock]:
     """Returns `recurrent.mix` with the settings of a model."""
     c = config
     assert c.recurrence is not None

@@ -21,14 +21,14 @@ EPSILON = 1e-6  # of the norms of queries and keys
 
 
 @flax.struct.dataclass
-class State:
+class RecurrentState:
     """What a layer keeps of the text: constant in size."""
 
     memory: jax.Array | None  # [B, HK, dk, HV / HK * dv] float32, heads with the same key side by side, None for none
     inputs: jax.Array  # [B, taps - 1, C], of the convolution, for the last tokens
 
 
-class Kept(NamedTuple):
+class RecurrentBlock(NamedTuple):
     """What a layer keeps of a block's tokens, from which `commit` makes the state of those accepted."""
 
     inputs: jax.Array  # [B, T, C], of the convolution
@@ -60,23 +60,23 @@ def ancestry(mask: jax.Array | np.ndarray, taps: int) -> Ancestry:
     return Ancestry(sees, jnp.stack([place(back) for back in range(taps - 1, -1, -1)], axis=-1))
 
 
-def init_state(sizes: Recurrence, batch_size: int, shards: int, dtype: jax.typing.DTypeLike) -> State:
+def init_state(sizes: Recurrence, batch_size: int, shards: int, dtype: jax.typing.DTypeLike) -> RecurrentState:
     """Returns the state of no text, of the heads on one of several devices."""
     heads, width = sizes.key_heads // shards, sizes.values // sizes.key_heads
     memory = jnp.zeros((batch_size, heads, sizes.key_size, width), jnp.float32) if sizes.has_memory else None
-    return State(memory, jnp.zeros((batch_size, sizes.taps - 1, sizes.channels // shards), dtype))
+    return RecurrentState(memory, jnp.zeros((batch_size, sizes.taps - 1, sizes.channels // shards), dtype))
 
 
 def mix(
     layer: Any,
     normed: jax.Array,
-    state: State,
+    state: RecurrentState,
     tree: Ancestry,
     sizes: Recurrence,
     multipliers: Multipliers,
     eps: float,
     axes: tuple[str, ...],
-) -> tuple[jax.Array, Kept]:
+) -> tuple[jax.Array, RecurrentBlock]:
     """Returns the mixture [B, T, E] of a block, and what `commit` needs of it.
 
     Args:
@@ -126,7 +126,7 @@ def mix(
         output += layer.skip.astype(jnp.float32)[None, None, :, None] * values
         gate = product("recurrent_gate")
         gated = _gate_with_norm(layer, gate, output, keys.shape[2], sizes.norm_place, eps)
-    return output_of(gated), Kept(inputs, keys, *updates)
+    return output_of(gated), RecurrentBlock(inputs, keys, *updates)
 
 
 def _norm_then_gate(layer: Any, gate: jax.Array, output: jax.Array, eps: float) -> jax.Array:
@@ -156,13 +156,13 @@ def _gate_with_norm(
 
 
 def _gated_convolution(
-    layer: Any, projected: Sequence[jax.Array], state: State, tree: Ancestry
-) -> tuple[jax.Array, Kept]:
+    layer: Any, projected: Sequence[jax.Array], state: RecurrentState, tree: Ancestry
+) -> tuple[jax.Array, RecurrentBlock]:
     """Returns queries times the convolution of keys times values (LFM2), all [B, T, C], and what `commit` needs."""
     queries, keys, values = projected
     inputs = keys * values
     mixed = convolve(inputs, layer.value_filter, layer.value_filter_bias, state.inputs, tree.taps)
-    return queries * mixed, Kept(inputs)
+    return queries * mixed, RecurrentBlock(inputs)
 
 
 def _heads(x: jax.Array, size: int) -> jax.Array:
@@ -204,7 +204,7 @@ def unit(x: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def commit(state: State, kept: Kept, indices: jax.Array, num_accepted: jax.Array) -> State:
+def commit(state: RecurrentState, kept: RecurrentBlock, indices: jax.Array, num_accepted: jax.Array) -> RecurrentState:
     """Returns the state of the text with the first `num_accepted` [B] of the block's tokens `indices` [B, A].
 
     These are a path of the tree, from the text on. Under `jax.jit`, it is traced once for all layers.
@@ -213,7 +213,7 @@ def commit(state: State, kept: Kept, indices: jax.Array, num_accepted: jax.Array
     both = jnp.concatenate([state.inputs, inputs.astype(state.inputs.dtype)], axis=1)
     at = num_accepted[:, None] + jnp.arange(state.inputs.shape[1], dtype=jnp.int32)[None]
     memory = None if state.memory is None else _remember(state.memory, of_rule, num_accepted)
-    return State(memory, take(both, at))
+    return RecurrentState(memory, take(both, at))
 
 
 def _remember(memory: jax.Array, of_tokens: Sequence[jax.Array], num_accepted: jax.Array) -> jax.Array:

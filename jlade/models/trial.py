@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Key:
+class TrialKey:
     """The circumstances that a verdict holds for."""
 
     subject: str  # "attention" or "experts"
@@ -70,7 +70,7 @@ class Key:
     shape: Any  # a named tuple
 
     @classmethod
-    def of(cls, subject: str, kernel: str, device: jax.Device, shape: Any) -> "Key":
+    def of(cls, subject: str, kernel: str, device: jax.Device, shape: Any) -> "TrialKey":
         """Returns the key of a kernel here and now. The arguments are those of `passes`."""
         versions = f"JAX {jax.__version__}, jaxlib {jaxlib_version.__version__}, {device.client.platform_version}"
         return cls(subject, kernel, device.device_kind, versions, _code(subject), shape)
@@ -103,14 +103,14 @@ def passes(
     """
     if jax.process_count() > 1 or not _is_attached(device):
         return False
-    key = Key.of(subject, kernel, device, shape)
+    key = TrialKey.of(subject, kernel, device, shape)
     if not may_run:
         known = find(key)
         return known is not None and known.passed
     return decide(key, functools.partial(compare, prepare, device)).passed
 
 
-def find(key: Key) -> Outcome | None:
+def find(key: TrialKey) -> Outcome | None:
     """Returns the remembered verdict, None when there is none. A broken file is ignored with a warning."""
     path = key.path
     if path in _known:
@@ -128,7 +128,7 @@ def find(key: Key) -> Outcome | None:
     return verdict
 
 
-def decide(key: Key, try_kernel: Callable[[], Outcome]) -> Outcome:
+def decide(key: TrialKey, try_kernel: Callable[[], Outcome]) -> Outcome:
     """Returns the remembered verdict, or else that of `try_kernel`, which is stored.
 
     A refusal is warned of when it is found, and logged at INFO when a later process reads it. An exception of
@@ -229,7 +229,7 @@ def _code(subject: str) -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
-def _describe(key: Key, verdict: Outcome) -> str:
+def _describe(key: TrialKey, verdict: Outcome) -> str:
     chosen = f"{key.kernel!r}, which" if verdict.passed else f"'plain', as the kernel {key.kernel!r}"
     return f"{key.subject}='auto' is {chosen} {verdict.reason} ({key.device}; {key.shape})."
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jlade.models.base import Decoder, KVCache, Params
 from jlade.testing import form, own_cache, positions, results
-from jlade.testing.model import Model
+from jlade.testing.model import TestedDecoder
 
 OF_A_BLOCK = (
     results.check_batch,
@@ -84,7 +84,7 @@ def check_decoder(
         # Accelerators multiply float32 at lower precision by default, which would hide small errors.
         with jax.default_matmul_precision("highest"):
             form.check_shapes(decoder, params)
-            model = Model(decoder, params, tolerance)
+            model = TestedDecoder(decoder, params, tolerance)
             cache = model.empty_cache()
             is_kv_cache = isinstance(cache, KVCache) and not cache.states
             for check in OF_A_KV_CACHE if is_kv_cache else OF_ANOTHER_CACHE:

@@ -22,7 +22,7 @@ CHOSEN = np.array([[0, 2, 9], [3, 4, 14], [1, 5, 8]], np.int32)  # tokens of a b
 NUM_ACCEPTED = np.array([1, 3, 0], np.int32)
 
 
-class Model:
+class TestedDecoder:
     """A decoder with its parameters, compiled, and the inputs that several checks share."""
 
     def __init__(self, decoder: Decoder, params: Params, tolerance: float | None) -> None:

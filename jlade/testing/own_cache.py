@@ -5,22 +5,22 @@ import dataclasses
 import numpy as np
 
 from jlade.models.base import Cache, cache_shapes, divisible, resize
-from jlade.testing.model import CAPACITY, CAUSAL, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, Model
+from jlade.testing.model import CAPACITY, CAUSAL, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, TestedDecoder
 
 SMALL = int(max(LENGTHS)) + 1  # tokens of a cache that has no room for all of a block
 
 
-def check_commit(model: Model) -> None:
+def check_commit(model: TestedDecoder) -> None:
     """Checks that accepted tokens are appended in order and rejected ones dropped."""
     _check_commit(model, model.prefix)
 
 
-def check_commit_at_the_end(model: Model) -> None:
+def check_commit_at_the_end(model: TestedDecoder) -> None:
     """Checks the same at the end of a cache, where fewer entries are free than a block has tokens."""
     _check_commit(model, _resized(model, SMALL))
 
 
-def check_capacities(model: Model) -> None:
+def check_capacities(model: TestedDecoder) -> None:
     """Checks that a cache holds its texts when its arrays are cut or extended to another capacity."""
     for capacity in (SMALL, 2 * CAPACITY):
         _require_texts(
@@ -34,7 +34,7 @@ def check_capacities(model: Model) -> None:
         )
 
 
-def check_shortened(model: Model) -> None:
+def check_shortened(model: TestedDecoder) -> None:
     """Checks that a cache of texts that can be shortened holds fewer tokens with a smaller length."""
     if max(LENGTHS) <= divisible(model.prefix):
         _require_texts(
@@ -48,7 +48,7 @@ def check_shortened(model: Model) -> None:
         )
 
 
-def _check_commit(model: Model, cache: Cache) -> None:
+def _check_commit(model: TestedDecoder, cache: Cache) -> None:
     """Checks a commit to a cache of the first `LENGTHS` tokens of the texts."""
     texts = model.texts.copy()
     positions, mask = model.positions.copy(), np.tile(np.eye(SIZE, dtype=bool), (3, 1, 1))
@@ -74,13 +74,13 @@ def _check_commit(model: Model, cache: Cache) -> None:
     )
 
 
-def _resized(model: Model, capacity: int) -> Cache:
+def _resized(model: TestedDecoder, capacity: int) -> Cache:
     """Returns the cache of the first `LENGTHS` tokens of the texts, which was made for `CAPACITY`, for `capacity`."""
     shapes = cache_shapes(model.decoder, model.params, len(LENGTHS), capacity)
     return resize(model.prefix, LENGTHS, shapes)
 
 
-def _require_texts(model: Model, cache: Cache, texts: np.ndarray, lengths: np.ndarray, message: str) -> None:
+def _require_texts(model: TestedDecoder, cache: Cache, texts: np.ndarray, lengths: np.ndarray, message: str) -> None:
     """Raises an AssertionError with `message` unless `cache` holds the first `lengths` tokens of `texts` [3, SIZE].
 
     Blocks of several sizes follow: a small one leaves tokens of an earlier block in the spare entries of a cache.

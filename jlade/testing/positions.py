@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from jlade.models.base import Cache
-from jlade.testing.model import BLOCK, CAUSAL, IN_ORDER, LENGTHS, SIZE, Model
+from jlade.testing.model import BLOCK, CAUSAL, IN_ORDER, LENGTHS, SIZE, TestedDecoder
 
 
-def check_without_a_cache(model: Model) -> None:
+def check_without_a_cache(model: TestedDecoder) -> None:
     """Checks the positions of a lookahead block that begins the text."""
     _check_positions(model, model.empty_cache(), np.zeros_like(LENGTHS))
 
 
-def check_shift_behind_a_cache(model: Model) -> None:
+def check_shift_behind_a_cache(model: TestedDecoder) -> None:
     """Checks that the positions of tokens behind a cache are not shifted.
 
     Other differences behind a cache are left to the checks that follow.
@@ -45,7 +45,7 @@ def check_shift_behind_a_cache(model: Model) -> None:
             )
 
 
-def check_splits(model: Model) -> None:
+def check_splits(model: TestedDecoder) -> None:
     """Checks that the logits of a text do not depend on the sizes of the blocks that read it."""
 
     def read(size: int) -> np.ndarray:
@@ -68,12 +68,12 @@ def check_splits(model: Model) -> None:
         )
 
 
-def check_with_a_cache(model: Model) -> None:
+def check_with_a_cache(model: TestedDecoder) -> None:
     """Checks the positions of a lookahead block after a text."""
     _check_positions(model, model.prefix, LENGTHS)
 
 
-def _check_positions(model: Model, cache: Cache, lengths: np.ndarray) -> None:
+def _check_positions(model: TestedDecoder, cache: Cache, lengths: np.ndarray) -> None:
     """Checks that a token of a lookahead block has the same logits as at the end of its own text, read in order."""
     got, _ = model.run(model.tokens, lengths[:, None] + BLOCK.positions, cache)
     for q, visible in enumerate(BLOCK.mask):
@@ -89,7 +89,7 @@ def _check_positions(model: Model, cache: Cache, lengths: np.ndarray) -> None:
         )
 
 
-def check_order(model: Model) -> None:
+def check_order(model: TestedDecoder) -> None:
     """Checks that the order of the tokens in a block does not matter, if each comes after those that it sees."""
     order = np.argsort(np.arange(SIZE) % BLOCK.first_draft, kind="stable")  # drafts between the rows of the window
     cache = model.prefix
@@ -101,7 +101,7 @@ def check_order(model: Model) -> None:
     )
 
 
-def check_far_positions(model: Model) -> None:
+def check_far_positions(model: TestedDecoder) -> None:
     """Checks that guesses past the last position do not affect the tokens that do not see them."""
     cache = model.prefix
     seen = slice(0, BLOCK.first_draft)
@@ -116,7 +116,7 @@ def check_far_positions(model: Model) -> None:
     )
 
 
-def check_reference(model: Model, reference: Callable[[np.ndarray], Any]) -> None:
+def check_reference(model: TestedDecoder, reference: Callable[[np.ndarray], Any]) -> None:
     """Checks that a text read from the beginning has the logits of an ordinary forward pass."""
     got, _ = model.read(model.texts)
     for i, text in enumerate(model.texts):

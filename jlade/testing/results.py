@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.models.base import Cache, KVCache, cache_shapes
-from jlade.testing.model import BLOCK, CAPACITY, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, Model
+from jlade.testing.model import BLOCK, CAPACITY, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, TestedDecoder
 
 
-def check_params(model: Model) -> None:
+def check_params(model: TestedDecoder) -> None:
     """Checks that the logits depend on the text: otherwise the other checks would show nothing."""
     if np.any(model.empty_cache().length):
         raise AssertionError("init_cache must return an empty cache: set length to jnp.zeros(batch_size, jnp.int32).")
@@ -27,7 +27,7 @@ def check_params(model: Model) -> None:
         )
 
 
-def check_commit(model: Model) -> None:
+def check_commit(model: TestedDecoder) -> None:
     """Checks that accepted tokens are appended in order and rejected ones dropped, also at the end of the cache."""
     _, block_kv = model.read(model.texts)
     whole = model.commit(model.empty_cache(), block_kv, IN_ORDER, np.full(3, SIZE, np.int32))
@@ -61,7 +61,7 @@ def _layers(cache: KVCache) -> list[jax.Array]:
     return [layer for layers in cache.arrays.values() for layer in layers]
 
 
-def check_rings(model: Model) -> None:
+def check_rings(model: TestedDecoder) -> None:
     """Checks that layers with fewer entries than a long text has tokens keep the last ones, as rings of 7 entries."""
     size, num_accepted = max(LENGTHS) + 1, np.array([9, 2, 15], np.int32)
     longest = model.decoder.max_positions
@@ -86,7 +86,7 @@ def check_rings(model: Model) -> None:
                 )
 
 
-def check_unused_entries(model: Model) -> None:
+def check_unused_entries(model: TestedDecoder) -> None:
     """Checks that cache entries beyond the length are not seen."""
     cache = model.prefix
     in_use = np.arange(CAPACITY) < LENGTHS[:, None]
@@ -105,7 +105,7 @@ def check_unused_entries(model: Model) -> None:
     )
 
 
-def check_batch(model: Model) -> None:
+def check_batch(model: TestedDecoder) -> None:
     """Checks that a sequence has the same logits in a batch and alone."""
     cache = model.prefix
     together, _ = model.run(model.tokens, model.positions, cache)
@@ -120,7 +120,7 @@ def check_batch(model: Model) -> None:
         )
 
 
-def check_mask(model: Model) -> None:
+def check_mask(model: TestedDecoder) -> None:
     """Checks that a token does not affect the tokens that do not see it."""
     expected, _ = model.run(model.tokens, model.positions, model.prefix)
     for k in range(1, SIZE):  # all tokens see the first
@@ -134,7 +134,7 @@ def check_mask(model: Model) -> None:
         )
 
 
-def check_mask_per_sequence(model: Model) -> None:
+def check_mask_per_sequence(model: TestedDecoder) -> None:
     """Checks that with a mask [B, T, T] a sequence has the same logits as alone with its own mask [T, T]."""
     masks = np.stack([_random_tree(seed) for seed in range(3)])
     remedy = "[B, T, T] has a mask for each sequence: apply mask[b] to the scores of sequence b, for every head."
@@ -161,7 +161,7 @@ def _random_tree(seed: int) -> np.ndarray:
     return mask
 
 
-def check_without_jit(model: Model) -> None:
+def check_without_jit(model: TestedDecoder) -> None:
     """Checks that the logits are the same without jit, and that forward does not change the cache."""
     cache = model.prefix
     before = jax.device_get(cache)
@@ -180,7 +180,7 @@ def check_without_jit(model: Model) -> None:
     )
 
 
-def check_vmap(model: Model) -> None:
+def check_vmap(model: TestedDecoder) -> None:
     """Checks that vmap over batches of one gives the results of a batch of three."""
 
     def run_and_commit(tokens: Any, positions: Any, cache: Cache, indices: Any, num_accepted: Any) -> Any:

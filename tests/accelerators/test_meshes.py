@@ -11,7 +11,7 @@ from jlade import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import memory as memory_lib
 from jlade.costs import work as work_lib
-from jlade.costs.work import Layout
+from jlade.costs.work import MeshShape
 from jlade.models.attention import plain
 from tests.accelerators.needs import device, thorough
 from tests.accelerators.test_programs import LLAMA, QWEN, pool_bytes, state_bytes
@@ -80,7 +80,7 @@ def test_planned_work_is_that_of_compiled_programs(name, sizes):
     config = dataclasses.replace(LLAMA, hidden_size=2048, intermediate_size=5504, num_heads=16, num_kv_heads=16)
     program = meshed.compile_steps(name, sizes, config, SETTING, 1, 1024, jnp.bfloat16)
     launched = meshed.step_launches(program, 1024 // plain.CHUNK)
-    layout = Layout(*sizes)
+    layout = MeshShape(*sizes)
     shard = work_lib.shard(param_shapes(config, jnp.bfloat16), layout.model)
     work = work_lib.work(shard, layout, SETTING, 1, 1024)
     memory = memory_lib.of_step(shard, layout, SETTING, 1, 1024)

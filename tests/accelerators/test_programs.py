@@ -21,7 +21,7 @@ from jlade.inspection import compiled, model, targets
 from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.models import implementations
 from jlade.models.architecture import Latent
 from jlade.models.implementations import Implementations
@@ -107,7 +107,7 @@ def steps(name, config, setting, capacity=1024, **options):
     (target,), is_attached = targets.find(name)
     params = param_shapes(config, jnp.bfloat16)
     decoder = model.resolved(Llama(config, **options), params, target, is_attached)
-    programs = Programs(params, decoder, target, batch_size=1, capacity=capacity)
+    programs = ModelPrograms(params, decoder, target, batch_size=1, capacity=capacity)
     found = [programs.loops(programs.decoding(each), each, each.block_size)[-1] for each in (setting, PLAIN)]
     return decoder.attention, found
 
@@ -204,7 +204,7 @@ def test_steps_read_and_write_pages_in_place(name):
     (target,), _ = targets.find(name)
     decoder = Llama(QWEN, *implementations.resolve_unattached(QWEN, chosen, params, target, None))
     assert decoder.attention != "plain"
-    programs = Programs(params, decoder, target, batch_size=2, capacity=1024, page_size=128)
+    programs = ModelPrograms(params, decoder, target, batch_size=2, capacity=1024, page_size=128)
     loop = programs.loops(programs.decoding(DEFAULT), DEFAULT, DEFAULT.block_size)[-1]
     assert (loop.copies, loop.host_loops) == ((), 0)
 
@@ -232,7 +232,7 @@ def test_experts_have_a_kernel_without_copies_and_loops(name, sizes):
     assert found.step.host_loops == found.plain_step.host_loops == sum(chunk.host_loops for chunk in found.chunks) == 0
     if not sizes:
         (target,), _ = targets.find(name)
-        programs = Programs(params, Llama(config, "plain", "gpu"), target, 1, 1024)
+        programs = ModelPrograms(params, Llama(config, "plain", "gpu"), target, 1, 1024)
         counts = [
             programs.decoding(each).as_text().count('custom_call_target="mosaic_gpu') for each in (PLAIN, setting)
         ]
@@ -257,7 +257,7 @@ def test_no_product_is_computed_inside_another(name):
     """Otherwise a block of 8 tokens takes longer than one of 120: see the barrier in `llama._layer`."""
     (target,), _ = targets.find(name)
     params = param_shapes(dataclasses.replace(LLAMA, intermediate_size=14336, num_kv_heads=8), jnp.bfloat16)
-    program = Programs(params, Llama(params.config, "tpu"), target, 1, 1024).decoding(LookaheadConfig.tree(7))
+    program = ModelPrograms(params, Llama(params.config, "tpu"), target, 1, 1024).decoding(LookaheadConfig.tree(7))
     module = Module(program.as_text())
     launched = list(launches(module, module.body(module.loops(module.entry)[-1])))
     products = [sum(inner.instruction.opcode in PRODUCTS for inner in launch.inner) for launch in launched]

@@ -10,7 +10,7 @@ import pytest
 from jlade import cli
 from jlade.cli import bench, options
 from jlade.evaluation import datasets, experiments, runs, scaling
-from jlade.evaluation.answers import Model
+from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.evaluation.made import ABOUT, answer
 
@@ -31,7 +31,7 @@ def made(monkeypatch):
         asked.append((len(prompt), str(method)))
         return answer([1, 2], text="made"), None
 
-    monkeypatch.setattr(Model, "answer", answered)
+    monkeypatch.setattr(EvaluatedModel, "answer", answered)
     return asked
 
 
@@ -140,7 +140,7 @@ def test_the_first_column_stays_when_a_table_scrolls(everything, open_page):
 def test_running_again_decodes_nothing_and_writes_the_same_tables(everything, tmp_path, monkeypatch, capsys):
     directory = tmp_path / "again"
     shutil.copytree(everything[0], directory)
-    monkeypatch.setattr(Model, "answer", None)
+    monkeypatch.setattr(EvaluatedModel, "answer", None)
     assert cli.main(["bench", "methods", "table3", *SHORT, "--output", str(directory)]) == 0
     for name in ("methods", "tasks", "table3"):
         written, expected = (json.loads((d / f"{name}.json").read_text()) for d in (directory, everything[0]))
@@ -155,7 +155,7 @@ def test_a_report_of_two_runs_names_the_run_of_each_table(everything, tmp_path, 
     (other / "run.jsonl").write_text(
         (other / "run.jsonl").read_text().replace('"model": "demo"', '"model": "large"', 1)
     )
-    monkeypatch.setattr(Model, "answer", None)
+    monkeypatch.setattr(EvaluatedModel, "answer", None)
     arguments = ["methods", "table4", "pool", "--report", str(everything[0]), str(other)]
     assert cli.main(["bench", *arguments, "--output", str(tmp_path / "both")]) == 0
     names = {path.name for path in (tmp_path / "both").iterdir()}
@@ -208,7 +208,7 @@ def test_lengths_of_the_paper_are_those_of_each_data_set(tmp_path, monkeypatch, 
         asked.append((self.max_new_tokens, max_length))
         return answer([1, 2], text="made"), None
 
-    monkeypatch.setattr(Model, "answer", answered)
+    monkeypatch.setattr(EvaluatedModel, "answer", answered)
     arguments = ["--methods", "plain", "--data", *(str(tmp_path / f"{name}.jsonl") for name in files)]
     assert cli.main(["bench", *arguments, "--max-new-tokens", "paper", "--output", str(tmp_path / "out")]) == 0
     assert asked == [(None, 512), (None, 2048), (None, None)]
@@ -237,7 +237,7 @@ def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp
             raise KeyboardInterrupt
         return answer([1, 2], text="made"), None
 
-    monkeypatch.setattr(Model, "answer", answered)
+    monkeypatch.setattr(EvaluatedModel, "answer", answered)
     arguments = ["bench", "--methods", "plain", "4,4,3", "--limit", "2", "--output", str(tmp_path)]
     assert cli.main(arguments) == 130
     captured = capsys.readouterr()
@@ -250,7 +250,7 @@ def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp
 
 def test_questions_without_an_answer_are_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "x " * 3000}) + "\n")
-    monkeypatch.setattr(Model, "answer", long_prompts_refused)
+    monkeypatch.setattr(EvaluatedModel, "answer", long_prompts_refused)
     arguments = ["--methods", "plain", "4,4,3", "--data", str(tmp_path / "mine.jsonl"), "--output", str(tmp_path)]
     assert cli.main(["bench", *arguments]) == 0
     captured = capsys.readouterr()
@@ -353,7 +353,7 @@ def test_summaries_are_asked_for_in_the_form_of_appendix_d(monkeypatch, small_de
         texts.append(self.tokenizer.decode(prompt))
         return answer([1, 2], text="made"), None
 
-    monkeypatch.setattr(Model, "answer", answered)
+    monkeypatch.setattr(EvaluatedModel, "answer", answered)
     llama = tmp_path / "llama"
     shutil.copytree(small_demo, llama)
     (llama / "chat_template.jinja").write_text(LLAMA_2)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import jlade
 from jlade import conversion
 from jlade.conversion import load_hf, orbax, save_hf, weight_files
-from jlade.conversion.parts import Part, place
+from jlade.conversion.parts import TensorPart, place
 from jlade.conversion.weight_files import StoredTensor, stored_tensors
 from jlade.mesh import COPIES, mesh_of
 from jlade.models import sharding
@@ -184,7 +184,7 @@ def test_a_process_reads_only_its_parts(shape, indices, dtype, chunk, counted, t
     values = np.random.default_rng(0).normal(size=shape).astype(jnp.bfloat16)
     weight_files_of = {"first": np.ones(3, np.float32), "tensor": values, "last": np.ones(3, np.float32)}
     save_file(weight_files_of, tmp_path / "model.safetensors")
-    parts = [Part.of(index if isinstance(index, tuple) else (index,), shape) for index in indices]
+    parts = [TensorPart.of(index if isinstance(index, tuple) else (index,), shape) for index in indices]
     arrays, broken = stored_tensors(tmp_path)["tensor"].read("tensor", np.dtype(dtype), parts)
     assert broken == set()
     assert sum(counted) == sum(values[index].nbytes for index in indices)
@@ -207,7 +207,7 @@ def test_only_the_parts_of_the_devices_of_a_process_are_asked_for(monkeypatch):
     monkeypatch.setattr(jax, "make_array_from_callback", make_array)
     sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: indices)
     assert place((4, 16), np.dtype("float32"), sharding, read) == [0, 1, 0]
-    assert asked == [Part(range(2), range(4, 8)), Part(range(2, 4), range(4, 8))]
+    assert asked == [TensorPart(range(2), range(4, 8)), TensorPart(range(2, 4), range(4, 8))]
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_refused(tmp_path, monkeypatch):

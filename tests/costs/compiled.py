@@ -9,7 +9,7 @@ from benchmarks.estimate import BLOCKS, MODELS
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import plan, work
 from jlade.costs.devices import DEVICES
-from jlade.costs.work import Layout
+from jlade.costs.work import MeshShape
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -21,7 +21,7 @@ def ratios() -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for row in rows:
         shard, request = shards[row["shape"]], (BLOCKS[row["block"]], row["batch"], row["capacity"])
-        of_step = work.work(shard, Layout(1, 1, 1), *request)
+        of_step = work.work(shard, MeshShape(1, 1, 1), *request)
         step = plan.step_time(of_step, shard.config.num_layers, DEVICES[row["device"]])
         found.setdefault(row["device"], []).append(1e3 * step.total / row["ms"])
     return found

@@ -8,7 +8,7 @@ from jlade.conversion.tensors import param_shapes
 from jlade.inspection import hlo, targets
 from jlade.inspection.compiled import COLLECTIVES
 from jlade.inspection.launches import launches
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.mesh import MODEL
 from jlade.models import sharding
 from jlade.models.llama import Llama
@@ -20,7 +20,7 @@ def compile_steps(name, sizes, config, setting, batch_size, capacity, dtype):
     divided = sharding.mesh_for(config, jlade.make_mesh(*sizes, devices=devices))
     decoder = Llama(config, "plain", axes=MODEL if mesh.size(divided, *MODEL) > 1 else ())
     params = param_shapes(config, dtype)
-    return Programs(params, decoder, devices[0], batch_size, capacity, divided).decoding(setting)
+    return ModelPrograms(params, decoder, devices[0], batch_size, capacity, divided).decoding(setting)
 
 
 def step_launches(program, trips):

@@ -19,11 +19,11 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.costs import choice
-from jlade.costs.choice import Key
+from jlade.costs.choice import SettingKey
 from tests.texts import assert_same_texts
 from tests.tiny import tiny_llama
 
-KEY = Key("1 x device (gpu)", "model", 1)
+KEY = SettingKey("1 x device (gpu)", "model", 1)
 SETTING = LookaheadConfig.paper(2, 3, 2)
 
 
@@ -45,7 +45,12 @@ def test_what_is_stored_is_loaded(setting, cache_directory):
 
 
 def test_every_device_model_and_batch_size_has_its_own():
-    keys = [KEY, Key("2 x device (gpu)", "model", 1), Key(KEY.device, "other", 1), Key(KEY.device, "model", 2)]
+    keys = [
+        KEY,
+        SettingKey("2 x device (gpu)", "model", 1),
+        SettingKey(KEY.device, "other", 1),
+        SettingKey(KEY.device, "model", 2),
+    ]
     for window, key in enumerate(keys):
         choice.save(key, LookaheadConfig.paper(window, 3, 2), {})
     assert [choice.load(key).lookahead.window_size for key in keys] == [0, 1, 2, 3]
@@ -149,8 +154,8 @@ def test_a_file_appears_whole_or_not_at_all(monkeypatch):
 
 def write_often(batch_size):
     for window in range(50):
-        choice.save(Key(KEY.device, "model", 1), LookaheadConfig.paper(window, 3, 2), {})
-        choice.save(Key(KEY.device, "model", batch_size), LookaheadConfig.paper(batch_size, 3, 2), {})
+        choice.save(SettingKey(KEY.device, "model", 1), LookaheadConfig.paper(window, 3, 2), {})
+        choice.save(SettingKey(KEY.device, "model", batch_size), LookaheadConfig.paper(batch_size, 3, 2), {})
 
 
 @pytest.mark.slow
@@ -161,7 +166,12 @@ def test_writers_at_once_lose_nothing():
             found = choice.load(KEY)  # would warn of a part of a file
             assert found is None or found.lookahead.window_size < 50
         writing.get()
-    assert [choice.load(Key(KEY.device, "model", size)).lookahead.window_size for size in (1, 2, 3, 4)] == [49, 2, 3, 4]
+    assert [choice.load(SettingKey(KEY.device, "model", size)).lookahead.window_size for size in (1, 2, 3, 4)] == [
+        49,
+        2,
+        3,
+        4,
+    ]
     assert len(list(KEY.path.parent.iterdir())) == 4
 
 

@@ -11,7 +11,7 @@ from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.costs import plan, settings
 from jlade.costs.devices import DEVICES
-from jlade.costs.work import Collective, Layout
+from jlade.costs.work import Collective, MeshShape
 from jlade.lookahead import names
 from tests.costs import compiled
 
@@ -90,7 +90,7 @@ def test_meshes_are_those_that_work():
     found = jlade.plan(SEVEN, "v5e", 12, batch_size=6, capacity=512)
     layouts = {option.layout for option in found.options}
     expected = {
-        Layout(data, lookahead, model)
+        MeshShape(data, lookahead, model)
         for data in (1, 2, 3, 6)
         for lookahead in (1, 2, 3, 4, 6, 12)
         for model in (1, 2, 4)  # 32 heads

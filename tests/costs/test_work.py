@@ -13,7 +13,7 @@ from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import memory as memory_lib
 from jlade.costs import work as work_lib
-from jlade.costs.work import Layout
+from jlade.costs.work import MeshShape
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import division
 from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
@@ -88,7 +88,7 @@ NEMOTRON = {
 )
 def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes):
     config = LlamaConfig(**vars(CONFIG) | changes)
-    layout = Layout(*sizes)
+    layout = MeshShape(*sizes)
     program = meshed.compile_steps("cpu", sizes, config, setting, BATCH, CAPACITY, jnp.float32)
     chunks = sum(config.entries_by_layer(CAPACITY)) // plain.CHUNK_ON_CPU
     launched = meshed.step_launches(program, chunks / len(config.attention_layers))
@@ -110,7 +110,7 @@ def test_attention_and_a_recurrent_mixer_side_by_side_are_two_sums_and_have_two_
         "recurrence": Recurrence(STATE_SPACE, 4, 8, 16, 16, 4),
     }
     config = LlamaConfig(**vars(CONFIG) | mixer | {"recurrent_attention": True})
-    layout = Layout(1, 2, 2)
+    layout = MeshShape(1, 2, 2)
     program = meshed.compile_steps("cpu", layout, config, SETTING, BATCH, CAPACITY, jnp.float32)
     shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
     work = work_lib.work(shard, layout, SETTING, BATCH, CAPACITY)
@@ -129,7 +129,7 @@ def test_a_step_reads_weights_and_cache_once():
     config = LlamaConfig(**vars(CONFIG) | {"hidden_size": 512, "intermediate_size": 2048, "num_kv_heads": 8})
     program = meshed.compile_steps("cpu", (1, 1, 4), config, PLAIN, 1, CAPACITY, jnp.float32)
     launched = meshed.step_launches(program, CAPACITY // plain.CHUNK_ON_CPU)
-    work = work_lib.work(work_lib.shard(param_shapes(config, jnp.float32), 4), Layout(1, 1, 4), PLAIN, 1, CAPACITY)
+    work = work_lib.work(work_lib.shard(param_shapes(config, jnp.float32), 4), MeshShape(1, 1, 4), PLAIN, 1, CAPACITY)
     assert work.num_bytes == pytest.approx(sum(x.traffic * x.times for x in launched), rel=0.15)
 
 

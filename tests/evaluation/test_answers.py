@@ -12,7 +12,7 @@ import jlade
 from jlade import SamplingConfig
 from jlade.config import PLAIN
 from jlade.evaluation import answers
-from jlade.evaluation.answers import GROWTH_STEPS, Model
+from jlade.evaluation.answers import GROWTH_STEPS, EvaluatedModel
 from jlade.evaluation.methods import parse
 from tests import plain_llama
 from tests.compilations import recorded
@@ -21,7 +21,7 @@ from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
 PROMPT, KEY, NEW = [3, 1, 4, 1, 5], jax.random.key(7), 30
 PARAMS = tiny_llama(2, max_positions=128)
 # Programs are shared by the tests of this module.
-MODEL = Model(lambda dtype: PARAMS, "float32", tiny_tokenizer(), NEW)
+MODEL = EvaluatedModel(lambda dtype: PARAMS, "float32", tiny_tokenizer(), NEW)
 
 
 def generate(method, **options):
@@ -121,7 +121,7 @@ def test_times_are_positive_and_those_of_the_clock(monkeypatch):
     """On a clock that goes on by a second with each look."""
     now = iter(range(100))
     monkeypatch.setattr(answers, "time", types.SimpleNamespace(perf_counter=lambda: next(now)))
-    model = Model(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12)
+    model = EvaluatedModel(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12)
     for name in ("4,4,3", "plain"):  # the second one copies the cache of the first
         answer, _ = model.answer(PROMPT, parse(name), KEY)
         assert (answer.prefill_seconds, answer.first_seconds, answer.seconds) == (1, 2, 2)
@@ -154,7 +154,7 @@ def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
     looks = []
     clock = types.SimpleNamespace(perf_counter=lambda: looks.append(len(compiled)) or len(looks))
     monkeypatch.setattr(answers, "time", clock)
-    model, method, pool = Model(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12), parse(name), None
+    model, method, pool = EvaluatedModel(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12), parse(name), None
     jax.clear_caches()
     totals = []
     for prompt in (PROMPT, PROMPT, [9, 2]):
@@ -176,7 +176,7 @@ def demo_model(small_demo):
     pytest.importorskip("torch", reason="transformers needs torch to decode")
     params, tokenizer = jlade.load(small_demo, "float32")
     prompts = [tokenizer.encode(text).ids for text in ("import os\nimport ", "def f(x):\n    return")]
-    return Model(lambda dtype: params, "float32", tokenizer, 12), prompts
+    return EvaluatedModel(lambda dtype: params, "float32", tokenizer, 12), prompts
 
 
 @pytest.mark.slow

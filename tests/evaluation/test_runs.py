@@ -13,14 +13,14 @@ import pytest
 
 import jlade
 from jlade.evaluation import runs
-from jlade.evaluation.answers import Model
+from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.datasets import Question
 from jlade.evaluation.methods import parse
 from jlade.generation.difference import Difference
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama(2, max_positions=128)
-MODEL = Model(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12)  # shared by all tests, with its programs
+MODEL = EvaluatedModel(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12)  # shared by all tests, with its programs
 ABOUT = {"model": "tiny", "seed": 0, "max_new_tokens": 12, "data": ["some"], "date": "today", "command": "jlade bench"}
 QUESTIONS = (
     Question("chat", "talk", "short", turns=("abc", "cab")),
@@ -158,14 +158,14 @@ def test_a_run_interrupted_in_its_first_line_begins_anew(written, whole, tmp_pat
 
 
 def test_ctrl_c_loses_one_answer_at_most(whole, tmp_path, monkeypatch):
-    answer, calls = Model.answer, itertools.count(1)
+    answer, calls = EvaluatedModel.answer, itertools.count(1)
 
     def interrupt(*arguments):
         if next(calls) == 8:
             raise KeyboardInterrupt
         return answer(*arguments)
 
-    monkeypatch.setattr(Model, "answer", interrupt)
+    monkeypatch.setattr(EvaluatedModel, "answer", interrupt)
     file = tmp_path / "run.jsonl"
     with pytest.raises(KeyboardInterrupt):
         list(execute(file))
@@ -225,7 +225,7 @@ def asked(monkeypatch):
         prompts.append((str(method), prompt, jax.random.key_data(key).tolist()))
         return dataclasses.replace(empty, text=f"by {method}"), None
 
-    monkeypatch.setattr(Model, "answer", answer)
+    monkeypatch.setattr(EvaluatedModel, "answer", answer)
     return prompts
 
 
@@ -262,7 +262,7 @@ def test_texts_to_continue_have_no_special_tokens_and_no_template(asked, tmp_pat
 
 
 def test_differences_name_the_first_token_and_the_gap_of_the_logits(monkeypatch, tmp_path):
-    answer = Model.answer
+    answer = EvaluatedModel.answer
 
     def other(self, prompt, method, key, pool=None, choices=(), max_length=None):
         found, pool = answer(self, prompt, method, key, pool)
@@ -270,7 +270,7 @@ def test_differences_name_the_first_token_and_the_gap_of_the_logits(monkeypatch,
             found = dataclasses.replace(found, tokens=(*found.tokens[:5], 12, *found.tokens[6:]))
         return found, pool
 
-    monkeypatch.setattr(Model, "answer", other)
+    monkeypatch.setattr(EvaluatedModel, "answer", other)
     list(execute(tmp_path / "run.jsonl", cells(QUESTIONS[2:], [parse("4,4,3"), parse("2,3,1")])))
     plain, same, differs = runs.read(tmp_path / "run.jsonl").results
     assert plain.differences == same.differences == (None,)

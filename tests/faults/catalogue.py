@@ -666,8 +666,8 @@ FAULTS = (
     Fault(
         "written files of Nemotron H bound the time steps of prompts in transformers",
         "jlade/conversion/hf_single.py",
-        'LEAST_STEP, UNBOUNDED = "time_step_min", 1e-30',
-        'LEAST_STEP, UNBOUNDED = "time_step_min", 1e-3',
+        'MIN_STEP, UNBOUNDED = "time_step_min", 1e-30',
+        'MIN_STEP, UNBOUNDED = "time_step_min", 1e-3',
         ("tests/models/test_more_families.py::test_logits_are_those_of_transformers_and_every_format_keeps_them",),
     ),
     Fault(

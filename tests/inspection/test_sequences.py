@@ -7,7 +7,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.engine import rows
 from jlade.inspection import sequences, targets
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import ModelPrograms
 from jlade.models import sharding
 from jlade.models.llama import Llama
 from tests.tiny import slow, tiny_llama
@@ -20,7 +20,7 @@ CAPACITY = 64
 def programs_on(**sizes):
     mesh = sharding.mesh_for(PARAMS.config, jlade.make_mesh(**sizes)) if sizes else None
     decoder, device = Llama(PARAMS.config).on(PARAMS, mesh), jax.devices()[0]
-    return Programs(PARAMS, decoder, device, 1, CAPACITY, mesh)
+    return ModelPrograms(PARAMS, decoder, device, 1, CAPACITY, mesh)
 
 
 @pytest.fixture(autouse=True)

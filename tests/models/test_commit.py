@@ -155,7 +155,7 @@ def make(entries, lengths, indices, num_accepted, is_ring):
         arrays(batch_size, KV_HEADS, entries, HEAD_DIM),
         arrays(batch_size, BLOCK, KV_HEADS, HEAD_DIM),
     )
-    kinds = 2 * (base.Kind(entries, is_ring),)
+    kinds = 2 * (base.CacheKind(entries, is_ring),)
     return kinds, layers, blocks, *(jnp.asarray(x, jnp.int32) for x in (lengths, indices, num_accepted))
 
 

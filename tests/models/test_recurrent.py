@@ -9,7 +9,7 @@ from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
 from jlade.models import delta_rule as rules
 from jlade.models import recurrent
-from jlade.models.recurrent import Kept, State
+from jlade.models.recurrent import RecurrentBlock, RecurrentState
 
 GROUPS, HEADS, KEY_SIZE, VALUE_SIZE, TAPS = 2, 4, 8, 6, 4
 delta_rule = jax.jit(rules.delta_rule)
@@ -79,8 +79,8 @@ def _check_commit(given, updates, decays, sequence, path, expected):
     indices[sequence, : len(path)] = path
     number = np.zeros(2, np.int32)
     number[sequence] = len(path)
-    state = State(memory, jnp.asarray(before, jnp.float32))
-    kept = Kept(jnp.asarray(inputs, jnp.float32), keys, updates, decays)
+    state = RecurrentState(memory, jnp.asarray(before, jnp.float32))
+    kept = RecurrentBlock(jnp.asarray(inputs, jnp.float32), keys, updates, decays)
     after = recurrent.commit(state, kept, indices, number)
     np.testing.assert_allclose(after.memory[sequence], expected, atol=2e-5)
     last = np.concatenate([before[sequence], inputs[sequence, path]])[1 - TAPS :]
@@ -128,7 +128,7 @@ def test_a_state_without_memory_is_the_last_inputs():
     rng = np.random.default_rng(0)
     before, inputs = (jnp.asarray(rng.normal(size=(2, size, 5)), jnp.float32) for size in (TAPS - 1, 6))
     indices, number = np.array([[0, 2, 5], [1, 1, 1]]), np.array([3, 0])
-    after = recurrent.commit(State(None, before), Kept(inputs), indices, number)
+    after = recurrent.commit(RecurrentState(None, before), RecurrentBlock(inputs), indices, number)
     assert after.memory is None
     np.testing.assert_array_equal(after.inputs, np.stack([inputs[0, [0, 2, 5]], before[1]]))
 
@@ -137,9 +137,9 @@ def test_a_rejected_token_that_is_not_finite_does_not_reach_the_state():
     given = arrays(np.random.default_rng(0), 1, 4)
     keys, memory = float32([given[1], given[5]])
     _, updates, decays = delta_rule(*float32(given), np.tri(4, dtype=bool)[None])
-    state, inputs = State(memory, jnp.zeros((1, TAPS - 1, 5))), jnp.ones((1, 4, 5))
+    state, inputs = RecurrentState(memory, jnp.zeros((1, TAPS - 1, 5))), jnp.ones((1, 4, 5))
     indices, number = np.arange(4)[None], np.array([2])
-    expected = recurrent.commit(state, Kept(inputs, keys, updates, decays), indices, number)
+    expected = recurrent.commit(state, RecurrentBlock(inputs, keys, updates, decays), indices, number)
     broken = (x.at[:, 2:].set(jnp.nan) for x in (inputs, keys, updates, decays))
-    found = recurrent.commit(state, Kept(*broken), indices, number)
+    found = recurrent.commit(state, RecurrentBlock(*broken), indices, number)
     np.testing.assert_array_equal(found.memory, expected.memory)

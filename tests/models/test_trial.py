@@ -23,13 +23,13 @@ from jlade.models import attention, trial
 from jlade.models.attention import Variation, contest, tpu
 from jlade.models.attention.contest import HeadShape
 from jlade.models.llama import Llama
-from jlade.models.trial import Key, Outcome
+from jlade.models.trial import Outcome, TrialKey
 from tests.models.attention.test_attend import TPU
 from tests.tiny import tiny_llama
 
 CPU = jax.devices("cpu")[0]
 SHAPE = HeadShape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
-KEY = Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
+KEY = TrialKey("attention", "tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
 GOOD = Outcome(True, "takes 0.50 of the time of 'plain'")
 BAD = Outcome(False, "raises ValueError: no")
 
@@ -219,11 +219,11 @@ def test_other_circumstances_are_tried_anew(change):
 
 
 def test_the_key_names_versions(monkeypatch):
-    key = Key.of("attention", "tpu", CPU, SHAPE)
-    assert key == Key.of("attention", "tpu", CPU, SHAPE)
-    assert key.code != Key.of("experts", "tpu", CPU, SHAPE).code
+    key = TrialKey.of("attention", "tpu", CPU, SHAPE)
+    assert key == TrialKey.of("attention", "tpu", CPU, SHAPE)
+    assert key.code != TrialKey.of("experts", "tpu", CPU, SHAPE).code
     monkeypatch.setattr(jax, "__version__", "9.9")
-    assert Key.of("attention", "tpu", CPU, SHAPE).path != key.path
+    assert TrialKey.of("attention", "tpu", CPU, SHAPE).path != key.path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])

@@ -22,7 +22,7 @@ from jlade.conversion import hf_quantization
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.packed import values_of
-from jlade.conversion.parts import Part
+from jlade.conversion.parts import TensorPart
 from jlade.conversion.weight_files import read_header
 
 SIZES = (16, 24, 32, 48, 64, 80, 96, 100, 128, 160, 192, 256, 320)
@@ -219,7 +219,7 @@ def read(directory: pathlib.Path, tensors: dict[str, np.ndarray], config: Settin
     save_file({f"{NAME}.{end}": np.ascontiguousarray(array) for end, array in tensors.items()}, file)
     hf_quantization.check(directory / "config.json", {"quantization_config": config}, FAMILIES["llama"])
     matrix = hf_quantization.assembled(read_header(file), config)[f"{NAME}.weight"]
-    whole = Part(*(range(size) for size in matrix.shape))
+    whole = TensorPart(*(range(size) for size in matrix.shape))
     values = [matrix.read(NAME, np.dtype(np.float32), [whole])[0][0]]
     if isinstance(matrix, FileMatrix) and matrix.can_stay:
         values.append(values_of(matrix.matrix(NAME)).T)

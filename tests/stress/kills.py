@@ -41,7 +41,7 @@ from benchmarks import report
 from jlade import cli
 from jlade.cli.options import DEMO
 from jlade.costs import choice
-from jlade.costs.choice import Key
+from jlade.costs.choice import SettingKey
 from jlade.costs.learned import Learned, Times
 from jlade.drafts.pool import NGramPool
 from jlade.evaluation import runs
@@ -336,7 +336,7 @@ def learned_costs(place: Path) -> Any:
 
 
 SAVES = 20
-KEY = Key("1 x made (cpu)", "made", 1)
+KEY = SettingKey("1 x made (cpu)", "made", 1)
 SHORT = ("--max-new-tokens", "8", "--lookahead", "tree=7")
 JOBS = {
     "convert": Job(command("convert", "{0.parent.parent}/model", "{}/new"), converted, "new"),

@@ -23,7 +23,7 @@ from jlade import Grammar
 from jlade.constraints.moves import DEAD
 
 TEXTS = 50  # of each pattern
-MOST_CHARACTERS = 8  # of a text: Python and Node try all ways to match
+MAX_CHARACTERS = 8  # of a text: Python and Node try all ways to match
 ALPHABET = "aaaabbbbAB1_- \n\n\r\té\xa0\u2028\u017f\u212aß\u03a3\u03c3\u03c2😀\x00\x08\ufeff"
 ATOMS = (
     ".", ".", r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", "[ab]", "[^a]", r"[a-c\n]", r"[^\s\w]", "[B-Za-]", "[^_é😀]",
@@ -219,14 +219,14 @@ def _texts(rng: random.Random, dialect: Python | JavaScript, grammar: Grammar) -
 
 
 def _random_text(rng: random.Random) -> str:
-    return "".join(rng.choices(ALPHABET, k=rng.randrange(MOST_CHARACTERS)))
+    return "".join(rng.choices(ALPHABET, k=rng.randrange(MAX_CHARACTERS)))
 
 
 def _walked(rng: random.Random, dialect: Python | JavaScript, grammar: Grammar) -> str:
     """Returns a text that the automaton accepts, or the beginning of one."""
     automaton, text = grammar.automaton, ""
     state = automaton.run(dialect.quote.encode())
-    while state != DEAD and len(text) < MOST_CHARACTERS:
+    while state != DEAD and len(text) < MAX_CHARACTERS:
         end = automaton.run(dialect.quote.encode(), state)
         if end != DEAD and automaton.ends(end) and rng.random() < 0.3:
             break

@@ -29,7 +29,7 @@ import httpx
 from benchmarks import report
 from tests.server import json_chat
 
-MOST_SECONDS = 400  # for a test
+MAX_SECONDS = 400  # for a test
 CAPACITY = 512
 END = "</s>"  # of the demo model's texts
 
@@ -141,7 +141,7 @@ def run(suite: Suite, folder: pathlib.Path, python: str, names: str, url: str) -
     port = str(urllib.parse.urlsplit(url).port)
     environment = {name: value.format(port=port, url=url) for name, value in suite.environment.items()}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [python, "-m", "pytest", *suite.files, "-o", "addopts=", "-k", names, f"--timeout={MOST_SECONDS}"]
+    command = [python, "-m", "pytest", *suite.files, "-o", "addopts=", "-k", names, f"--timeout={MAX_SECONDS}"]
     command += ["--tb=line", f"--junitxml={folder / 'junit.xml'}"]
     ended = subprocess.run(command, cwd=folder / "suite" / suite.tests, env=inherited | environment, check=False)
     assert ended.returncode in (0, 1), f"pytest ended with {ended.returncode}"

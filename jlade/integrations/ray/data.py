@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class FilePart:
     """Consecutive records of a file, which one file of results has: a row of `parts`.
 
     Attributes:
@@ -114,7 +114,7 @@ def parts(files: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str
 
 def _number(
     files: Sequence[str | os.PathLike[str]], spans: Sequence[Sequence[_Span]], output: str | os.PathLike[str]
-) -> list[Part]:
+) -> list[FilePart]:
     """Returns the parts of a job, numbered, after a look at what `output` has."""
     if not files:
         raise ValueError("files must be at least one, got none")
@@ -123,7 +123,7 @@ def _number(
         for begin, end, line, num_records in of_file:
             name = f"{number:012}-{num_records}.jsonl"
             place = os.path.abspath(file)
-            found.append(Part(os.fspath(file), place, begin, end, line, number, str(directory / name)))
+            found.append(FilePart(os.fspath(file), place, begin, end, line, number, str(directory / name)))
             number += num_records
     expected = {part.output for part in found}
     for path in sorted(directory.glob("[0-9]*.jsonl")):
@@ -233,11 +233,11 @@ class Completer:
 
     async def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Completes the parts of a batch, columns of `Part`'s attributes; see the class for the columns returned."""
-        rows = zip(*(np.asarray(batch[field.name]).tolist() for field in dataclasses.fields(Part)), strict=True)
-        done = await asyncio.gather(*(asyncio.to_thread(self._complete, Part(*row)) for row in rows))
+        rows = zip(*(np.asarray(batch[field.name]).tolist() for field in dataclasses.fields(FilePart)), strict=True)
+        done = await asyncio.gather(*(asyncio.to_thread(self._complete, FilePart(*row)) for row in rows))
         return {name: [each[name] for each in done] for name in ("output", "lines", "refused", "kept")}
 
-    def _complete(self, part: Part) -> dict[str, Any]:
+    def _complete(self, part: FilePart) -> dict[str, Any]:
         job = _without_repeated_ids(part.records())
         output = pathlib.Path(part.output)
         kept = output.exists()

@@ -77,7 +77,7 @@ def _takes(name: str, x: jax.Array, matrix: GroupedMatrix) -> bool:
     """Returns whether a kernel multiplies `x` [T, in] by a matrix, or by one of experts."""
     if name not in ("gpu", "tpu") or _obstacle(name, MatrixShape.of(matrix, x.dtype)) is not None:
         return False
-    return name == "gpu" or len(x) <= _kernel(name).MOST_ROWS
+    return name == "gpu" or len(x) <= _kernel(name).MAX_ROWS
 
 
 def _kernel(name: str) -> Any:

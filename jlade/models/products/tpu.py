@@ -14,7 +14,7 @@ from jlade.models.products.shape import MatrixShape, alone, parts_of
 
 LANES, SUBLANES = 128, 8
 ROWS = 16  # tokens are a multiple of them
-MOST_ROWS = 512  # tokens; on-chip memory holds them with a block of the matrix
+MAX_ROWS = 512  # tokens; on-chip memory holds them with a block of the matrix
 BLOCK = 2**19  # elements of a block, which are 2 MB in float32, and a few arrays of that size
 GROUPS = 16  # a block has a multiple of them, or all: its scales are whole tiles
 
@@ -30,7 +30,7 @@ def obstacle(shape: MatrixShape) -> str | None:
 
 
 def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the product [T, out] of `x` [T, in], up to `MOST_ROWS` tokens, in its dtype.
+    """Returns the product [T, out] of `x` [T, in], up to `MAX_ROWS` tokens, in its dtype.
 
     Args:
       interpret: run the kernel as plain JAX, on any device; for tests.
@@ -48,7 +48,7 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
     program converts a block of a matrix in on-chip memory, and adds its product with a tile.
 
     Args:
-      tiles: [P, M, in], up to `MOST_ROWS` tokens each, or padding.
+      tiles: [P, M, in], up to `MAX_ROWS` tokens each, or padding.
       experts: [P] int32, the expert of each tile; N for none.
       matrices: [N, in, out].
       interpret: see `multiply`.
