@@ -16,8 +16,8 @@ import jlade
 from jlade.cli import (
     bench,
     chat,
-    compare,
     compile,
+    complete,
     convert,
     generate,
     inspection,
@@ -42,7 +42,7 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Command] = {
-    "complete": compare,
+    "complete": complete,
     "generate": generate,
     "chat": chat,
     "serve": serve,

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jlade.evaluation import beside, comparison, datasets, devices, drafting, measures, paper, scaling
+from jlade.evaluation import comparison, datasets, devices, drafting, measures, paper, paper_comparison, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
 from jlade.evaluation.figures import Figure
@@ -316,7 +316,7 @@ def beside_paper(run: Run, selections: Mapping[str, Selection]) -> Table | None:
     """Returns the numbers of the paper beside those of a run, None if it has none of them."""
     by_experiment = {name: results(run, selection) for name, selection in selections.items()}
     answered = {name: of_run for name, of_run in by_experiment.items() if any(of_run.values())}
-    return beside.table(run, answered)
+    return paper_comparison.table(run, answered)
 
 
 def results(run: Run, selection: Selection) -> Results:

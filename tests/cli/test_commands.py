@@ -12,7 +12,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import commands, compare, generate, interrupts
+from jlade.cli import commands, complete, generate, interrupts
 from jlade.lookahead import names
 from tests.cli.own_terminal import Terminal
 
@@ -66,14 +66,14 @@ def test_every_command_takes_a_revision(name):
 @pytest.mark.parametrize(
     ("words", "command", "options"),
     [
-        (["def f("], compare, {"prompt": "def f("}),
-        (["complete", "chat"], compare, {"prompt": "chat"}),
-        (["--", "chat"], compare, {"prompt": "chat"}),
+        (["def f("], complete, {"prompt": "def f("}),
+        (["complete", "chat"], complete, {"prompt": "chat"}),
+        (["--", "chat"], complete, {"prompt": "chat"}),
         (["--seed", "3", "generate", "a"], generate, {"seed": 3, "files": ["a"]}),
         (["--no-lookahead", "generate", "--seed", "3"], generate, {"seed": 3, "no_lookahead": True}),
-        (["--model", "generate", "a"], compare, {"model": "generate", "prompt": "a"}),
+        (["--model", "generate", "a"], complete, {"model": "generate", "prompt": "a"}),
         (["--stop", "generate", "generate"], generate, {"stop": ["generate"]}),
-        (["import", "--seed", "3"], compare, {"prompt": "import"}),
+        (["import", "--seed", "3"], complete, {"prompt": "import"}),
     ],
     ids=str,
 )

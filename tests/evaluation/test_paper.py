@@ -3,7 +3,7 @@
 import pytest
 
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.evaluation import beside, datasets, experiments, paper
+from jlade.evaluation import datasets, experiments, paper, paper_comparison
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.paper import PAPER_ABLATION
 from jlade.generation.difference import Difference
@@ -47,7 +47,7 @@ def test_table_2_samples_in_the_papers_way_and_coupled():
 def test_the_paper_is_compared_with_the_row_that_samples_in_its_way():
     names = ["plain:t=1", "15,5,15:t=1", "15,5,15:rejection:t=1", "15,5,15:rejection:greedy-window:t=1"]
     results = {name: of(name, 1 + i / 10) for i, name in enumerate(names)}
-    table = beside.table(run(), {"table2": results})
+    table = paper_comparison.table(run(), {"table2": results})
     assert [row[-1] for row in table.rows if "Algorithm 4" in row[0]] == ["1.30"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jlade.evaluation import beside, drafting, paper, scaling
+from jlade.evaluation import drafting, paper, paper_comparison, scaling
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.evaluation.made import of, rows, run
 
@@ -23,7 +23,7 @@ RESULTS = {
 
 @pytest.mark.slow
 def test_the_numbers_of_a_run_stand_beside_those_of_the_paper():
-    table = beside.table(run(), RESULTS)
+    table = paper_comparison.table(run(), RESULTS)
     found = {(row[0], row[1]): row[3:] for row in table.texts()}
     assert found["Figure 5", "speedup of lookahead decoding"] == ["1.5x to 2.3x", "2.00x"]
     assert found["Table 2", "tokens per step, greedy"] == ["1.72", "1.70"]
@@ -38,9 +38,11 @@ def test_the_numbers_of_a_run_stand_beside_those_of_the_paper():
     assert float(a100.split("x")[0]) > float(rtx3090.split("x")[0]) > 1
     assert ("Table 4", "good W and N of a 7B model") not in found, "it was not measured"
     assert "the model is tiny" in table.note
-    assert beside.table(run(), {}) is None
-    assert "Table 3, row 9" not in rows(beside.table(run(), RESULTS | {"table3": {"plain": of("plain", 1.0)}}))
+    assert paper_comparison.table(run(), {}) is None
+    assert "Table 3, row 9" not in rows(
+        paper_comparison.table(run(), RESULTS | {"table3": {"plain": of("plain", 1.0)}})
+    )
 
 
 def test_every_experiment_of_the_paper_has_a_number():
-    assert {entry.experiment for entry in beside.ENTRIES} == EXPERIMENTS.keys() - {"pool"}
+    assert {entry.experiment for entry in paper_comparison.ENTRIES} == EXPERIMENTS.keys() - {"pool"}
