@@ -197,14 +197,14 @@ def num_bytes(tree: Any) -> int:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def without_ambient_mesh() -> Iterator[None]:
     """Leaves the mesh of `jax.set_mesh`, and lets arrays come from the host and return under a `jax.transfer_guard`."""
     leaves = not jax.sharding.get_abstract_mesh().empty
     with jax.transfer_guard("allow"), jax.set_mesh(None) if leaves else contextlib.nullcontext():
         yield
 
 
-def settled(tree: Any) -> Any:
+def with_auto_axes(tree: Any) -> Any:
     """Returns the arrays of a pytree, those on a mesh with Explicit axes on the same mesh with Auto ones, uncopied."""
 
     def types(mesh: Mesh) -> tuple[AxisType, ...]:
@@ -226,14 +226,14 @@ def _retyped(tree: Any, types: Callable[[Any], tuple[AxisType, ...]]) -> Any:
             places[i] = NamedSharding(other, sharding.spec, memory_kind=sharding.memory_kind)
     if not places:
         return tree
-    with apart():
+    with without_ambient_mesh():
         placed = jax.device_put([leaves[i] for i in places], list(places.values()))
     for i, array in zip(places, placed, strict=True):
         leaves[i] = array
     return jax.tree.unflatten(structure, leaves)
 
 
-def everywhere(function: Callable[P, T]) -> Callable[P, T]:
+def mesh_agnostic(function: Callable[P, T]) -> Callable[P, T]:
     """Returns a function of pytrees that runs under `jax.set_mesh`, and on meshes with Explicit axes.
 
     Called eagerly, it runs apart from the caller's mesh: arrays keep their places, and results on a mesh have axes of
@@ -254,8 +254,8 @@ def everywhere(function: Callable[P, T]) -> Callable[P, T]:
         def types(mesh: Mesh) -> tuple[AxisType, ...]:
             return of_caller.axis_types if mesh.axis_names == of_caller.axis_names else mesh.axis_types
 
-        with apart():
-            args, kwargs = settled((args, kwargs))
+        with without_ambient_mesh():
+            args, kwargs = with_auto_axes((args, kwargs))
             return _retyped(function(*args, **kwargs), types)
 
     return call

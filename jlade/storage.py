@@ -44,7 +44,7 @@ VOCABULARY, GRADES = "vocabulary", "grades"  # its metadata
 NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
-@mesh_lib.apart()
+@mesh_lib.without_ambient_mesh()
 def load(
     path: str | os.PathLike[str],
     dtype: jax.typing.DTypeLike | None = None,

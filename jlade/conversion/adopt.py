@@ -36,7 +36,7 @@ COLLECTION = "params."  # that Flax Linen puts before all names
 VALUE = "value", "raw_value"  # the last key of a variable's array in a State of Flax NNX
 
 
-@mesh_lib.everywhere
+@mesh_lib.mesh_agnostic
 def adopt(tree: Any, config: Any, *, dtype: jax.typing.DTypeLike | None = None) -> LlamaParams:
     """Returns the arrays of a model in another JAX program as parameters for `jlade.generate`.
 

@@ -29,7 +29,7 @@ class _Carry(NamedTuple):
     num_running: jax.Array  # [] int32, sequences that have not ended, on all devices
 
 
-@mesh_lib.everywhere
+@mesh_lib.mesh_agnostic
 def decode(params: Params, inputs: Inputs, config: DecodeConfig) -> DecodeState:
     """Reads the prompts and makes steps until every sequence has ended.
 
@@ -50,7 +50,7 @@ def decode(params: Params, inputs: Inputs, config: DecodeConfig) -> DecodeState:
     return run_steps(params, prefill_lib.start(cache, inputs, config), config)
 
 
-@mesh_lib.everywhere
+@mesh_lib.mesh_agnostic
 def step(params: Params, state: DecodeState, config: DecodeConfig) -> DecodeState:
     """Returns the state after one step, at the width that the state's pace gives."""
     if state.pace is None and config.mesh is None:
@@ -58,7 +58,7 @@ def step(params: Params, state: DecodeState, config: DecodeConfig) -> DecodeStat
     return _steps(params, state, jnp.int32(1), None, None, config)
 
 
-@mesh_lib.everywhere
+@mesh_lib.mesh_agnostic
 def run_steps(
     params: Params,
     state: DecodeState,

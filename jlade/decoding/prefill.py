@@ -38,7 +38,7 @@ ROWS = 64  # tokens of a prompt whose logits are computed at once, for each sequ
 DRAWN = 64  # tokens drawn for the first window, or a multiple for larger windows
 
 
-@mesh_lib.everywhere
+@mesh_lib.mesh_agnostic
 def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
     """Returns the cache of the prompts, all but their last tokens, which the first step reads.
 
@@ -160,7 +160,7 @@ def num_passes(chunks: Chunks, capacity: int, num_tokens: int) -> list[int]:
     return [0] * (len(chunks) - len(numbers)) + numbers
 
 
-@mesh_lib.everywhere
+@mesh_lib.mesh_agnostic
 def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Array | None = None) -> DecodeState:
     """Returns the state before the first step, for the result of `prefill`.
 

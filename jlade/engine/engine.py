@@ -128,7 +128,7 @@ class Engine:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
 
-    @mesh_lib.apart()
+    @mesh_lib.without_ambient_mesh()
     def __init__(
         self,
         params: Params,
@@ -159,7 +159,7 @@ class Engine:
         check_int("max_grammar", max_grammar, 0, MOST_GRAMMAR)
         self.max_sequences: int = max_sequences
         self._max_prediction = max_prediction
-        params = mesh_lib.settled(params)
+        params = mesh_lib.with_auto_axes(params)
         # The arguments of a batch of all rows have what the engine needs.
         prompts = prompts_lib.made_up(self.max_sequences)
         options = Options(
@@ -263,7 +263,7 @@ class Engine:
         self.submit(prompts_lib.made_up(1, 2), max_new_tokens=1, with_statistics=True).result()
         self._running.least = 1
 
-    @mesh_lib.apart()
+    @mesh_lib.without_ambient_mesh()
     def compile(self, usual: SamplingConfig = GREEDY) -> Iterator[int]:
         """Yields how many parts of the programs are left, and compiles one before the next number.
 
@@ -290,7 +290,7 @@ class Engine:
                 yield left
                 self._worker.want_programs()
                 try:
-                    with mesh_lib.apart(), self._answered():
+                    with mesh_lib.without_ambient_mesh(), self._answered():
                         self._programs.compile_next()
                 except Exception as of_program:
                     error = error or of_program
@@ -480,7 +480,7 @@ class Engine:
         compartment = None if key is None or not self._size.recalled else Compartment(self.remembered, key, keeps)
         return _Shares(compartment, prefix_key)
 
-    @mesh_lib.apart()
+    @mesh_lib.without_ambient_mesh()
     def _add(
         self,
         checked: request_lib.DecodeRequest,

@@ -115,7 +115,7 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
       MemoryError: a device is out of memory; says what was asked for, what would fit and what to lower.
     """
-    params = mesh.settled(params)
+    params = mesh.with_auto_axes(params)
     request = request_lib.make(params, prompt, options)
     if options.streamer is None:
         return run(params, request)
@@ -130,13 +130,13 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
     The last piece has the whole `Generation`. Closing the iterator earlier ends the work. Arguments and errors are
     those of `generate`; they are checked by this call, before the first piece is requested.
     """
-    params = mesh.settled(params)
+    params = mesh.with_auto_axes(params)
     request = request_lib.make(params, prompt, options)
     request_lib.check_single(request)
     return pieces(params, request)
 
 
-@mesh.apart()
+@mesh.without_ambient_mesh()
 def run(params: Params, request: DecodeRequest) -> Generation:
     """Returns the result of a checked request."""
     begin = time.perf_counter()
@@ -156,13 +156,13 @@ def pieces(params: Params, request: DecodeRequest) -> Iterator[Piece]:
     """Yields the addition of each step to the one text of a checked request."""
     with _explained(params, request):
         inputs, config, answered = request.inputs, request.config, _answered(params, request)
-        with mesh.apart(), answered():
+        with mesh.without_ambient_mesh(), answered():
             params = sharding.put_params(params, config.mesh)
             state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
         detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
         begin, done = int(inputs.lengths[0]), False
         while not done:
-            with mesh.apart(), answered():
+            with mesh.without_ambient_mesh(), answered():
                 state = loop.run_steps(params, state, config, max_steps=1)
                 tokens, end, done, recorded = mesh.fetch(
                     (state.tokens, state.num_tokens, state.done, state.info.logprobs)

@@ -46,11 +46,11 @@ def prepare(params: Params, prompt: Prompts, options: Options) -> tuple[Inputs, 
     Raises:
       TypeError, ValueError: as `jlade.generate` does.
     """
-    request = make(mesh_lib.settled(params), prompt, options)
+    request = make(mesh_lib.with_auto_axes(params), prompt, options)
     return request.inputs, request.config
 
 
-@mesh_lib.apart()
+@mesh_lib.without_ambient_mesh()
 def make(
     params: Params, prompt: Prompts, options: Options, batch_size: int | None = None, capacity: int | None = None
 ) -> DecodeRequest:
@@ -119,7 +119,7 @@ def make(
         constraint=constraining.check(options.constraint, tables if capacity is None else None, number, vocab_size),
     )
     return DecodeRequest(
-        inputs=mesh_lib.settled(inputs),  # a key may be on a mesh of the caller's
+        inputs=mesh_lib.with_auto_axes(inputs),  # a key may be on a mesh of the caller's
         config=DecodeConfig(
             decoder=decoder,
             lookahead=dataclasses.replace(lookahead, relative_step_time=None),

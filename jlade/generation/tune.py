@@ -60,7 +60,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
     of_text = {field.name: getattr(options, field.name) for field in dataclasses.fields(TextOptions)}
     of_text["stop"] = options.stop or ()  # as no end token of the checkpoint ends a text here, no string does
-    with mesh.apart():
-        params = mesh.settled(params)
+    with mesh.without_ambient_mesh():
+        params = mesh.with_auto_axes(params)
         checked = request.make(params, prompts, Options(**of_text, lookahead=None), batch_size)
         return search.find_fastest(params, checked.inputs, checked.config, options.max_new_tokens, options)

@@ -25,7 +25,7 @@ from jlade.inspection import targets
 from jlade.models.llama import Llama, LlamaParams
 
 
-@mesh_lib.apart()
+@mesh_lib.without_ambient_mesh()
 def compile(
     model: model_lib.Source,
     output: str | os.PathLike[str],
@@ -82,7 +82,7 @@ def compile(
     programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))
 
 
-@mesh_lib.apart()
+@mesh_lib.without_ambient_mesh()
 def compile_engine(
     model: model_lib.Source,
     output: str | os.PathLike[str],

@@ -136,7 +136,7 @@ class Inspection:
         return result | {"failure": self.failure}
 
 
-@mesh_lib.apart()
+@mesh_lib.without_ambient_mesh()
 def inspect(
     model: LlamaParams | str | os.PathLike[str],
     device: str,
