@@ -236,7 +236,7 @@ def _retyped(tree: Any, types: Callable[[Any], tuple[AxisType, ...]]) -> Any:
 def mesh_agnostic(function: Callable[P, T]) -> Callable[P, T]:
     """Returns a function of pytrees that runs under `jax.set_mesh`, and on meshes with Explicit axes.
 
-    Called eagerly, it runs apart from the caller's mesh: arrays keep their places, and results on a mesh have axes of
+    Called eagerly, it runs without the caller's mesh: arrays keep their places, and results on a mesh have axes of
     the caller's types. In a program of the caller the axes are Auto for it, and its results are whole on each device.
     """
 
