@@ -50,17 +50,12 @@ def cpu(results: Results) -> Rows:
 
 
 def recurrent(results: Results) -> Rows:
-    yield "device, model", "1", "8", "32", "120"
-    names = {
-        "qwen3.6-35b-a3b": "Qwen3.6 35B-A3B",
-        "qwen3-next-80b-a3b": "Qwen3-Next 80B-A3B",
-        "qwen3-30b-a3b": "Qwen3 30B-A3B, attention alone",
-    }
+    sizes = (1, 8, 32, 120)
+    yield "device, model", *map(str, sizes)
     rows = results["estimate_recurrent"]["rows"]
-    times = {(row["device"], row["shape"], row["block"]): row["ms"] for row in rows}
-    for device, shape in dict.fromkeys(key[:2] for key in times):
-        cells = (three_digits(times[device, shape, block]) for block in (1, 8, 32, 120))
-        yield f"{device}, {names[shape]}", *cells
+    times = {(row["device"], row["shape"], row["block"]): three_digits(row["ms"]) for row in rows}
+    for model in dict.fromkeys(key[:2] for key in times):
+        yield ", ".join(model), *(times[*model, size] for size in sizes)
 
 
 def four_bits(results: Results) -> Rows:
@@ -92,29 +87,19 @@ def experts(results: Results) -> Rows:
 
 def published(results: Results) -> Rows:
     yield "model", "devices", "GB of each", "largest capacity, at least", "plain step, ms", "step, ms", "setting"
-    names = {
-        "gemma-3-27b-it": "Gemma 3 27B",
-        "phi-4": "Phi-4",
-        "qwen3-30b-a3b": "Qwen3 30B-A3B",
-        "mixtral-8x7b": "Mixtral 8x7B",
-        "qwen3.6-35b-a3b": "Qwen3.6 35B-A3B",
-        "qwen3.5-9b": "Qwen3.5 9B",
-        "gemma-4-31b-it": "Gemma 4 31B",
-        "gemma-4-26b-a4b-it": "Gemma 4 26B-A4B",
-    }
-    places = {"v6e-8": "8 x v6e", "h100-8": "8 x h100"}
     for row in results["real_configs"]["rows"]:
         if row["fits"]:
-            size, capacity = row["needed_bytes"] / 1e9, row["largest_capacity"]
+            device, _, number = row["place"].partition("-")
+            capacity, setting = row["largest_capacity"], label(LookaheadConfig(**row["lookahead"]))
             plain, step = (three_digits(row[f"{name}step_estimate_ms"]) for name in ("plain_", ""))
             yield (
-                names.get(row["model"], row["model"]),
-                places.get(row["place"], row["place"]),
-                f"{size:.1f}",
+                row["model"],
+                f"{number} x {device}" if number else device,
+                f"{row['needed_bytes'] / 1e9:.1f}",
                 f"{capacity:,}{'' if capacity % 1024 else ', all'}",
                 plain,
-                "" if row["step_estimate_ms"] == row["plain_step_estimate_ms"] else step,
-                label(LookaheadConfig(**row["lookahead"])),
+                "" if setting == "plain" else step,
+                setting,
             )
 
 

@@ -5,13 +5,6 @@ from typing import Any
 from benchmarks.tables import Results, Rows
 from benchmarks.tables.speed import two
 
-QUALITY = {  # measures of few bits and their forms
-    "relative error of the logits": ".1%",
-    "KL divergence, nats a token": ".5f",
-    "same most likely token": ".1%",
-    "perplexity of the texts": ".3f",
-}
-
 
 def experts(results: Results) -> Rows:
     ways = "reading alone", "compiled"
@@ -39,53 +32,27 @@ def onto_devices(results: Results) -> Rows:
 
 
 def few_bits(results: Results) -> Rows:
-    return quality(
-        results["quantization"]["quality"],
-        OF_BOTH | {"Q4_0, computing in float32": "Q4_0, float32", "Q4_1, computing in float32": "Q4_1, float32"},
-    )
+    return quality(results["quantization"], "weights, computing in")
 
 
 def few_bits_smollm2(results: Results) -> Rows:
-    return quality(
-        results["quantization_smollm2"]["quality"],
-        OF_BOTH
-        | {
-            "Q4_0, computing in float32": "Q4_0, float32",
-            "four bits of the file, computing in float32": "bits=4 of the file",
-        },
-    )
-
-
-OF_BOTH = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "int8, computing in float32": "int8, float32",
-    "int8, computing in bfloat16": "int8, bfloat16",
-    "four bits, computing in float32": "4 bits, float32",
-    "four bits, computing in bfloat16": "4 bits, bfloat16",
-    "four bits, calibrated, computing in float32": "4 bits, calibrated",
-}
+    return quality(results["quantization_smollm2"], "weights, computing in")
 
 
 def cache(results: Results) -> Rows:
-    return quality(
-        results["kv_dtype"]["quality"],
-        {
-            "float32": "float32",
-            "int8, weights in float32": "int8, float32",
-            "int8, weights in bfloat16": "int8, bfloat16",
-            "float8, weights in float32": "float8_e4m3fn, float32",
-            "float8, weights in bfloat16": "float8_e4m3fn, bfloat16",
-            "bfloat16, weights too": "bfloat16",
-        },
-        first="cache",
-    )
+    return quality(results["kv_dtype"], "cache, weights")
 
 
-def quality(found: dict[str, dict[str, float]], labels: dict[str, str], first: str = "weights") -> Rows:
-    yield first, *QUALITY
-    for title, name in labels.items():
-        yield title, *(f"{found[name][measure]:{form}}" for measure, form in QUALITY.items())
+def quality(found: dict[str, Any], first: str) -> Rows:
+    forms = {
+        "relative error of the logits": ".1%",
+        "KL divergence, nats a token": ".5f",
+        "same most likely token": ".1%",
+        "perplexity of the texts": ".3f",
+    }
+    yield first, *forms
+    for name, row in found["quality"].items():
+        yield name, *(f"{row[measure]:{form}}" for measure, form in forms.items())
 
 
 def transformers(results: Results) -> Rows:

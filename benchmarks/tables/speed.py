@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,15 +17,29 @@ TASKS = {
     "all": "all",
 }
 DEFAULT = "10, 5, 10, tree of 80"  # `LookaheadConfig()` in the files
-METHODS = ("tokens per step", "tokens/s", "speedup, 95% interval", "identical texts")
+LABELS = {  # of names in the files
+    DEFAULT: f"{DEFAULT}: `LookaheadConfig()`",
+    "jlade's choice": '`"auto"`',
+    "transformers": "transformers, plain",
+    "transformers, prompt lookup": "transformers, prompt lookup of 10 tokens",
+}
 
 
 def two(values: Iterable[float]) -> list[str]:
     return [f"{value:.2f}" for value in values]
 
 
-def by_task(row: dict[str, float], tasks: Iterable[str] = TASKS) -> list[str]:
-    return two(row[task] for task in tasks)
+def label(name: str) -> str:
+    name = re.sub(r", temperature [0-9.]+$", "", name)
+    return LABELS.get(name, name.replace(", without the prompt", " without n-grams of the prompt"))
+
+
+def by_task(found: dict[str, dict[str, float]], tasks: dict[str, str] = TASKS) -> Rows:
+    """Yields the tokens per step of all settings but plain decoding, by task."""
+    yield "tokens per step", *tasks.values()
+    for name, row in found.items():
+        if row["all"] > 1:
+            yield label(name), *two(row[task] for task in tasks)
 
 
 def all_settings(results: Results) -> dict[str, dict[str, Any]]:
@@ -43,17 +58,17 @@ def of_others(program: str) -> list[str]:
     return two(cells)
 
 
-def readme(results: Results) -> Rows:
+def settings(results: Results) -> Rows:
     yield "setting", "tokens in a step", "tokens/step"
     found = all_settings(results)
-    for label, size, name in (
-        ("`LookaheadConfig.tree(119)`: a [tree of drafts](docs/choosing.md#a-tree-of-drafts)", "120", "tree of 119"),
+    for setting, size, name in (
+        ("`LookaheadConfig.tree(119)`: a tree of drafts", "120", "tree of 119"),
         ("`LookaheadConfig()`: a window and a tree", "120", DEFAULT),
         ("`LookaheadConfig.tree(63)`", "64", "tree of 63"),
         ("`LookaheadConfig.paper(15, 5, 15)`", "120", "15, 5, 15"),
         ("the same without n-grams of the prompt", "120", "15, 5, 15, without the prompt"),
     ):
-        yield label, size, f"{found[name]['all']:.2f}"
+        yield setting, size, f"{found[name]['all']:.2f}"
     yield "the same by the official package", "120", of_others("official_15_5_15")[-1]
     yield "transformers, prompt lookup of 10 tokens", "11", f"{found['transformers, prompt lookup']['all']:.2f}"
 
@@ -77,99 +92,72 @@ def on_h200(results: Results, kinds: list[str], labels: dict[str, str]) -> Rows:
     steps, texts = parts["steps"], parts["batch 1"]
     plain = (("1.00", f"{texts[f'{kind}: plain, tokens/s']:.0f}", "1.00x") for kind in kinds)
     yield "plain", f"{steps['step of 1, ms']:.2f}", "1.00", *itertools.chain(*plain)
-    for label, name in labels.items():
+    for title, name in labels.items():
         step = "120" if name == "15, 5, 15" else name
         cells = two([steps[f"step of {step}, ms"], steps[f"step of {step}, x step of 1"]])
         for kind in kinds:
             compression, rate, gain = (texts[f"{kind}: {name}, {x}"] for x in ("compression", "tokens/s", "speedup"))
             cells += [f"{compression:.2f}", f"{rate:.0f}", f"{gain:.2f}x"]
-        yield [label, *cells]
+        yield [title, *cells]
 
 
 def h200_transformers(results: Results) -> Rows:
     yield "program", "tokens/s"
     found = results["versus_transformers_7b_nvidia_h200"]["parts"]["batch 1"]
-    for label, name in (
+    for title, name in (
         ("transformers", "transformers eager"),
         ("jlade, plain", "jlade plain"),
         ("jlade, `LookaheadConfig()`", "jlade lookahead"),
     ):
-        yield label, f"{found[f'{name}, tokens/s']:.0f}"
+        yield title, f"{found[f'{name}, tokens/s']:.0f}"
 
 
 def smollm2(results: Results) -> Rows:
     yield "tokens per step", "tokens of a step", *TASKS.values()
-    found = all_settings(results)
-    for label, size, cells in (
-        ("plain", 1, "plain"),
-        ("prompt lookup 0, 4, 1", 4, "prompt lookup 0, 4, 1"),
-        ("transformers, prompt lookup of 10 tokens", 11, "transformers, prompt lookup"),
-        ("official package, 15, 5, 15 without n-grams of the prompt", 120, of_others("official_15_5_15")),
-        ("15, 5, 15 without n-grams of the prompt", 120, "15, 5, 15, without the prompt"),
-        ("7, 5, 7", 56, "7, 5, 7"),
-        ("15, 5, 15", 120, "15, 5, 15"),
-        ("RACER ([arXiv 2604.14885](https://arxiv.org/abs/2604.14885))", 64, of_others("racer_64")),
-        ("tree of 63", 64, "tree of 63"),
-        (f"{DEFAULT}: `LookaheadConfig()`", 120, DEFAULT),
-        ("the same without n-grams of the pool", 120, f"{DEFAULT}, without pool"),
-        ("tree of 119", 120, "tree of 119"),
-    ):
-        yield label, str(size), *(by_task(found[cells]) if isinstance(cells, str) else cells)
+    rows = all_settings(results).items()
+    found = {name: two(row[task] for task in TASKS) for name, row in rows if row["all"] > 1}
+    racer = "RACER ([arXiv 2604.14885](https://arxiv.org/abs/2604.14885))"
+    found |= {"official package, 15, 5, 15, without the prompt": of_others("official_15_5_15")}
+    found |= {racer: of_others("racer_64")}
+    sizes = {"prompt lookup 0, 4, 1": 4, "transformers, prompt lookup": 11, "7, 5, 7": 56, "tree of 63": 64, racer: 64}
+    for name, cells in sorted(found.items(), key=lambda row: float(row[1][-1])):
+        yield label(name), str(sizes.get(name, 120)), *cells
 
 
 def smollm2_sampled(results: Results) -> Rows:
-    yield "tokens per step", *TASKS.values()
-    for label in (DEFAULT, "tree of 119"):
-        yield label, *by_task(results.bench("bench_smollm2_sampled")[f"{label}, temperature 0.7"])
+    return by_task(results.bench("bench_smollm2_sampled"))
 
 
 def warm(results: Results) -> Rows:
     found = results["warm_smollm2"]["tokens_per_step"]
     tasks = [task for task in TASKS if task in found]
     yield "tokens per step", *(TASKS[task] for task in tasks)
-    for label, way in (("no corpus", "cold"), ("token ids", "texts"), ("states", "states")):
-        yield label, *two(found[task][way] for task in tasks)
+    for title, way in (("no corpus", "cold"), ("token ids", "texts"), ("states", "states")):
+        yield title, *two(found[task][way] for task in tasks)
 
 
 def smollm2_methods(results: Results) -> Rows:
-    yield "method", *METHODS
-    yield from methods(
-        results.bench("bench_smollm2_cpu", "methods"),
-        {
-            "plain": "plain",
-            '`"auto"`': "jlade's choice",
-            "prompt lookup 0, 4, 1": "prompt lookup 0, 4, 1",
-            "transformers, plain": "transformers",
-            "transformers, prompt lookup of 10 tokens": "transformers, prompt lookup",
-        },
-    )
+    return methods(results.bench("bench_smollm2_cpu", "methods"))
 
 
-def methods(found: dict[str, dict[str, Any]], labels: dict[str, str]) -> Rows:
-    for label, name in labels.items():
-        row = found[name]
+def methods(found: dict[str, dict[str, Any]]) -> Rows:
+    yield "method", "tokens per step", "tokens/s", "speedup, 95% interval", "identical texts"
+    for name, row in found.items():
         speedup = "1.00x" if name == "plain" else f"{row['speedup']:.2f}x, {row['95% interval']}"
-        yield label, f"{row['tokens/step']:.2f}", f"{row['tokens/s']:.0f}", speedup, f"{row['identical']:.0%}"
+        yield label(name), f"{row['tokens/step']:.2f}", f"{row['tokens/s']:.0f}", speedup, f"{row['identical']:.0%}"
 
 
 def busy(results: Results) -> Rows:
     yield "speedup", *TASKS.values()
     rounds = results["busy_core"]["speedup"]
-    for label in ("alone", "beside a busy process"):
-        both = [rounds[f"{label}, round {number}"] for number in (1, 2)]
-        yield label, *(", ".join(f"{speedup[task]:.2f}x" for speedup in both) for task in TASKS)
+    for title in ("alone", "beside a busy process"):
+        both = [rounds[f"{title}, round {number}"] for number in (1, 2)]
+        yield title, *(", ".join(f"{speedup[task]:.2f}x" for speedup in both) for task in TASKS)
 
 
 def samples(results: Results) -> Rows:
-    tasks = ["CNN/DailyMail", "XSum", "GSM8K", "HumanEval", "MBPP", "MT-Bench"]
-    yield "tokens per step", *tasks, "all"
-    found = results.bench("bench_smollm2")
-    for label, name in (
-        ("prompt lookup 0, 4, 1", "prompt lookup 0, 4, 1"),
-        ("lookahead 7, 5, 7", "7, 5, 7"),
-        ("transformers, prompt lookup", "transformers, prompt lookup"),
-    ):
-        yield label, *by_task(found[name], [*(f"{task} sample" for task in tasks), "all"])
+    tasks = ("CNN/DailyMail", "XSum", "GSM8K", "HumanEval", "MBPP", "MT-Bench")
+    return by_task(results.bench("bench_smollm2"), {f"{task} sample": task for task in tasks} | {"all": "all"})
 
 
 def right(results: Results) -> Rows:
@@ -195,34 +183,22 @@ def table3(results: Results) -> Rows:
 
 
 def window(results: Results) -> Rows:
-    yield "tokens per step", *TASKS.values()
-    found = results.bench("bench_smollm2_paper")
-    for label, name in (
-        ("Jacobi decoding, 16 guesses", "Jacobi, 16 guesses"),
-        ("15, 5, 15", "15, 5, 15"),
-        ("15, 5, 15, a row for each token", "15, 5, 15, a row for each token"),
-        ("15, 5, 15 without n-grams of the prompt", "15, 5, 15, without the prompt"),
-        ("the same, a row for each token", "15, 5, 15, without the prompt, a row for each token"),
-        ("`code`: 8, 6, 15", "8, 6, 15"),
-        ("`prose`: 7, 5, 10", "7, 5, 10"),
-        ("`creative`: 5, 4, 8", "5, 4, 8"),
-    ):
-        yield label, *by_task(found[name])
-    yield "tree of 63", *by_task(results.bench("bench_smollm2_tree_10")["tree of 63"])
+    tree = {"tree of 63": results.bench("bench_smollm2_tree_10")["tree of 63"]}  # which accepts more than before
+    return by_task(results.bench("bench_smollm2_paper") | tree)
 
 
 def hits(results: Results) -> Rows:
     yield "15, 5, 15", "steps that accept a draft", "tokens of such a step"
     rows = results["bench_smollm2_paper"]["hits-by-kind"]["rows"]
     found = {row["kind of text"]: row for row in rows if row["method"] == "15, 5, 15"}
-    for label, kind in (("chat", "mtbench"), ("code", "humaneval")):
-        yield label, f"{found[kind]['hits h']:.0%}", f"{found[kind]['tokens of a hit L']:.1f}"
+    for title, kind in (("chat", "mtbench"), ("code", "humaneval")):
+        yield title, f"{found[kind]['hits h']:.0%}", f"{found[kind]['tokens of a hit L']:.1f}"
 
 
 def moves(results: Results) -> Rows:
     yield "the window moves by", "with", "without"
     found = {(row["move"], row["first"], row["ngrams_of_text"]): row for row in results["windows"]["rows"]}
-    for label, move, first in (
+    for title, move, first in (
         ("a row", "row", "drawn"),
         ("a row, and a column for each further token", "columns", "drawn"),
         ("a row for each token, drawn from the text", "token", "drawn"),
@@ -230,13 +206,13 @@ def moves(results: Results) -> Rows:
         ("a row; the first window grows by a row a step", "row", "levels"),
         ("a row; the first window is from the pool", "row", "pool"),
     ):
-        yield label, *two(found[move, first, of_text]["tokens_per_step"] for of_text in (True, False))
+        yield title, *two(found[move, first, of_text]["tokens_per_step"] for of_text in (True, False))
 
 
 def beside(results: Results) -> Rows:
     yield "beside the tree", "greedy", "temperature 0.7"
     found = results["beside_tree"]["tokens_per_step"]
-    for label, use in (
+    for title, use in (
         ("a tree of 119", "tree"),
         ("a window of 40", "window"),
         ("the window, where the forecast is below the mean", "low"),
@@ -248,39 +224,15 @@ def beside(results: Results) -> Rows:
         ("19 masks with the mean embedding of the vocabulary", "probes"),
         ("the same, two masks behind each of 9 drafts", "two probes"),
     ):
-        yield label, *two(found[f"{use}, temperature {temperature}"]["all"] for temperature in ("0", "0.7"))
+        yield title, *two(found[f"{use}, temperature {temperature}"]["all"] for temperature in ("0", "0.7"))
 
 
 def demo(results: Results) -> Rows:
-    yield "method", *METHODS
-    yield from methods(
-        results.bench("bench_demo", "methods"),
-        {
-            "plain": "plain",
-            "10, 2, 10 without n-grams of the prompt": "Jacobi 10, 2, 10, without the prompt",
-            "prompt lookup 0, 5, 10": "prompt lookup 0, 5, 10",
-            "prompt lookup 0, 4, 1": "prompt lookup 0, 4, 1",
-            "15, 5, 15 without n-grams of the prompt": "15, 5, 15, without the prompt",
-            "15, 5, 15": "15, 5, 15",
-            "tree of 7": "tree of 7",
-            f"{DEFAULT}: `LookaheadConfig()`": DEFAULT,
-            "transformers, plain": "transformers",
-            "transformers, prompt lookup of 10 tokens": "transformers, prompt lookup",
-        },
-    )
+    return methods(results.bench("bench_demo", "methods"))
 
 
 def demo_window(results: Results) -> Rows:
-    yield "tokens per step", "code", "prose", "all"
-    found = results.bench("bench_demo_paper")
-    for label, name in (
-        ("15, 5, 15", "15, 5, 15"),
-        ("15, 5, 15, a row for each token", "15, 5, 15, a row for each token"),
-        ("15, 5, 15 without n-grams of the prompt", "15, 5, 15, without the prompt"),
-        ("the same, a row for each token", "15, 5, 15, without the prompt, a row for each token"),
-        ("Jacobi decoding, 16 guesses", "Jacobi, 16 guesses"),
-    ):
-        yield label, *by_task(found[name], ("code", "prose", "all"))
+    return by_task(results.bench("bench_demo_paper"), {task: task for task in ("code", "prose", "all")})
 
 
 def demo_pool(results: Results) -> Rows:
@@ -293,30 +245,24 @@ def demo_pool(results: Results) -> Rows:
 def demo_official(results: Results) -> Rows:
     yield "W, N, G", "n-grams of the prompt in the pool", "official package", "jlade", "ratio"
     path = ROOT / "benchmarks" / "prompts" / "demo_official.json"
-    for label, theirs in json.loads(path.read_text(encoding="utf-8")).items():
-        ours, size = results.bench("bench_demo")[label]["all"], label.removesuffix(", without the prompt")
-        yield size, "yes" if size == label else "no", f"{theirs:.3f}", f"{ours:.3f}", f"{ours / theirs:.2f}x"
+    for title, theirs in json.loads(path.read_text(encoding="utf-8")).items():
+        ours, size = results.bench("bench_demo")[title]["all"], title.removesuffix(", without the prompt")
+        yield size, "yes" if size == title else "no", f"{theirs:.3f}", f"{ours:.3f}", f"{ours / theirs:.2f}x"
 
 
 def demo_sampled(results: Results) -> Rows:
     yield "tokens per step on code, prose", "temperature 0.3", "0.7", "1.0"
-    found = results.bench("bench_demo_sampled")
-    for label, name in (
-        ("15, 5, 15", "15, 5, 15"),
-        ("15, 5, 15, greedy window", "15, 5, 15, greedy window"),
-        ("15, 5, 15, by rejection, greedy window: the paper's", "15, 5, 15, by rejection, greedy window"),
-        (f"{DEFAULT}: `LookaheadConfig()`", DEFAULT),
-        ("tree of 7", "tree of 7"),
-    ):
-        rows = [found[f"{name}, temperature {temperature}"] for temperature in ("0.3", "0.7", "1")]
-        yield label, *(f"{row['code']:.2f}, {row['prose']:.2f}" for row in rows)
+    found: dict[str, list[str]] = {}
+    for name, row in results.bench("bench_demo_sampled").items():
+        found.setdefault(label(name), []).append(f"{row['code']:.2f}, {row['prose']:.2f}")
+    yield from ([name, *cells] for name, cells in found.items() if name != "plain")
 
 
 def edits(results: Results) -> Rows:
     yield "tree of 63, tokens per step", "tokens found in the old program", "without", "with the prediction"
     for task, row in results["edits_smollm2"]["tokens_per_step"].items():
-        label = "answers that copy" if task == "copies" else task
-        yield label, f"{row['copied']:.0%}", *two([row["without"], row["with"]])
+        title = "answers that copy" if task == "copies" else task
+        yield title, f"{row['copied']:.0%}", *two([row["without"], row["with"]])
 
 
 def prior(results: Results) -> Rows:
@@ -331,7 +277,7 @@ def prior(results: Results) -> Rows:
             setting, temperature = run.replace("=", " of ").split(", ")
             having = two(found[task]["with"] for task in tasks)
             if temperature == "0.0":
-                pairs = zip(by_task(without[setting], tasks), having, strict=True)
+                pairs = zip(two(without[setting][task] for task in tasks), having, strict=True)
                 yield "SmolLM2", setting, "greedy", *map(", ".join, pairs)
             else:
                 yield "SmolLM2", setting, f"{temperature}, with it alone", *having
@@ -350,77 +296,64 @@ def overhead(results: Results) -> Rows:
     yield "setting", "tokens in a step", "ms per step", "share outside the model"
     for name, part in results["overhead"]["parts"].items():
         if "block" in part:
-            label = name.replace("=", " of ") if "tree" in name else name.replace(",", ", ")
-            yield label, str(part["block"]), f"{part['step, ms']:.1f}", f"{part['outside the model, %']:.1f}%"
+            title = name.replace("=", " of ") if "tree" in name else name.replace(",", ", ")
+            yield title, str(part["block"]), f"{part['step, ms']:.1f}", f"{part['outside the model, %']:.1f}%"
 
 
 def loops(results: Results) -> Rows:
     yield "loop", "plain, 64 steps", "tree of 7, 10 steps"
     parts = results["overhead"]["parts"]
-    for label, key in (
+    for title, key in (
         ("`jlade.run_steps`, 8 steps a call", "run_steps, 8, x decode"),
         ("`jlade.run_steps`, 1 step a call", "run_steps, 1, x decode"),
         ("`jlade.step` under `jax.jit`, which copies the cache", "step under jit, x decode"),
     ):
-        yield label, *(f"{parts[name][key]:.2f}x" for name in ("loops, plain", "loops, tree=7"))
+        yield title, *(f"{parts[name][key]:.2f}x" for name in ("loops, plain", "loops, tree=7"))
 
 
 def loading(results: Results) -> Rows:
     yield "", "time", "relative to safetensors", "peak memory, relative to the weights"
     ways = {row["way"]: row for row in results["loading"]["ways"]}
-    for label, name in (
+    for title, name in (
         ("safetensors alone, bfloat16", "safetensors"),
         ("`jlade.load`, bfloat16", "bfloat16"),
         ("`jlade.load`, float32", "float32"),
     ):
         way = ways[name]
-        yield label, f"{way['seconds']:.2f} s", f"{way['of_safetensors']:.2f}x", f"{way['of_weights']:.3f}x"
+        yield title, f"{way['seconds']:.2f} s", f"{way['of_safetensors']:.2f}x", f"{way['of_weights']:.3f}x"
 
 
 def few_bits(results: Results) -> Rows:
     yield "weights", "bytes, relative to float32", "tokens/s", "relative to float32"
     found = results["quantization_134m"]["speed"]
-    for label, name in (("float32", "float32"), ("int8", "int8"), ("four bits", "4 bits")):
+    for title, name in (("float32", "float32"), ("int8", "int8"), ("four bits", "4 bits")):
         size, rate = (found[name][key] for key in ("weights, MB", "plain decoding, tokens/s"))
         share = size / found["float32"]["weights, MB"]
-        yield label, f"{share:.2f}x", f"{rate:.1f}", f"{found[name]['speed']:.2f}x"
-
-
-def by_method(results: Results) -> Rows:
-    yield "method", "setting", "tokens of a step", "tokens per step"
-    found = all_settings(results)
-    for label, setting, size, name in (
-        ("prompt lookup", "`LookaheadConfig.paper(0, 4, 1)`", "4", "prompt lookup 0, 4, 1"),
-        ("lookahead decoding", "`LookaheadConfig.paper(15, 5, 15)`", "120", "15, 5, 15"),
-        ("a tree of drafts", "`LookaheadConfig.tree(119)`", "120", "tree of 119"),
-        ("the same, narrower", "`LookaheadConfig.tree(63)`", "64", "tree of 63"),
-        ("a window and a tree", "`LookaheadConfig()`", "120", DEFAULT),
-    ):
-        yield label, setting, size, f"{found[name]['all']:.2f}"
+        yield title, f"{share:.2f}x", f"{rate:.1f}", f"{found[name]['speed']:.2f}x"
 
 
 def by_text(results: Results) -> Rows:
     yield "text", "tokens per step of `tree=63`, SmolLM2"
-    for label, task in (
+    for title, task in (
         ("chat (MT-Bench)", "mtbench"),
         ("summaries (CNN/DailyMail)", "cnndm"),
         ("maths (GSM8K)", "gsm8k"),
         ("answers from retrieved passages", "rag"),
         ("code (HumanEval)", "humaneval"),
     ):
-        yield label, f"{all_settings(results)['tree of 63'][task]:.2f}"
+        yield title, f"{all_settings(results)['tree of 63'][task]:.2f}"
 
 
 def presets(results: Results) -> Rows:
     yield "name", "W, N, G", "for", "tokens of a step", "tokens per step: code, chat"
     found = results.bench("bench_smollm2_paper") | results.bench("bench_smollm2_tree_10")
-    for label, size, purpose, tokens, name in (
+    for title, size, purpose, tokens, name in (
         ('`code`, `LookaheadConfig.preset("code")`', "8, 6, 15", "code and templates", "115", "8, 6, 15"),
         ("`prose`", "7, 5, 10", "general text", "68", "7, 5, 10"),
         ("`creative`", "5, 4, 8", "free writing", "39", "5, 4, 8"),
         ("`tree=63`, on the same prompts", "", "any", "64", "tree of 63"),
     ):
-        yield label, size, purpose, tokens, ", ".join(by_task(found[name], ("humaneval", "mtbench")))
+        yield title, size, purpose, tokens, ", ".join(two(found[name][task] for task in ("humaneval", "mtbench")))
 
 
 def agreement(results: Results) -> Rows:
