@@ -2,7 +2,6 @@
 
     python benchmarks/estimate.py --devices v5e v5p v6e h100 h200 --json FILE
     python benchmarks/estimate.py --devices attached --shapes 7b --capacity 1024 --json FILE
-    python benchmarks/estimate.py --table FILE           # the estimates in a file, in Markdown
 
 The compilers of TPUs and GPUs are in the extras tpu-compiler and gpu-compiler. One variable changes at a time: the
 block size with one sequence and 4096 cache entries; then, for blocks of 1 and 120 tokens, the batch size and the length
@@ -17,7 +16,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -96,11 +94,7 @@ def main() -> None:
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
     parser.add_argument("--layers", type=int, default=LAYERS, metavar="L", help="to compile, 0 for all (default: 4)")
-    parser.add_argument("--table", metavar="FILE", help="print the tables of earlier results")
     options = parser.parse_args()
-    if options.table:
-        print(tables(json.loads(pathlib.Path(options.table).read_text(encoding="utf-8"))["rows"]))
-        return
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {"layers": options.layers}
     for device in options.devices:
@@ -264,31 +258,6 @@ def _seconds(function: Callable[..., jax.Array], *arguments: jax.Array, repeat: 
         function(*arguments).block_until_ready()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
-
-
-def tables(rows: list[dict[str, Any]]) -> str:
-    """Returns two tables of milliseconds: by block size, and by batch size and length of the cache."""
-
-    def model(row: dict[str, Any]) -> str:
-        return ", ".join(
-            [row["device"], row["shape"], *([row.get("levels", f"{row['bits']} bits")] if "bits" in row else [])]
-        )
-
-    found = {(model(r), r["block"], r["batch"], r["capacity"]): r for r in rows}
-
-    def cell(*case: Any) -> str:
-        return f"{found[case]['ms']:.3g}" if case in found and found[case]["fits"] else "-"
-
-    models = list(dict.fromkeys(map(model, rows)))
-    lines = ["| device, model | " + " | ".join(map(str, BLOCKS)) + " |", "|---" * (1 + len(BLOCKS)) + "|"]
-    for name in models:
-        lines.append(f"| {name} | " + " | ".join(cell(name, block, 1, 4096) for block in BLOCKS) + " |")
-    others = {"batch 4": (4, 4096), "batch 8": (8, 4096), "512 entries": (1, 512), "16384 entries": (1, 16384)}
-    lines += ["", "| device, model | " + " | ".join(others) + " |", "|---" * (1 + len(others)) + "|"]
-    for name in models:
-        cells = " | ".join(f"{cell(name, 1, *case)}, {cell(name, 120, *case)}" for case in others.values())
-        lines.append(f"| {name} | {cells} |")
-    return "\n".join(lines)
 
 
 def _short(value: Any) -> str:

@@ -18,7 +18,7 @@
 # nothing: it runs a copy of this checkout, and prints what is missing first. If a part fails or takes too long, the
 # others still run, and the status is 1.
 #
-#     OUT=DIR        directory of the results (default: benchmarks/results, of which docs/device_numbers.md is written)
+#     OUT=DIR        directory of the results (default: benchmarks/results, of which the tables of docs/ are made)
 #     PYTHON=python3
 #     SHAPE=7b       the large model; SHAPE=demo tries all parts on a CPU
 set -uo pipefail
@@ -99,8 +99,8 @@ for part in "${parts[@]}"; do
       ;;
   esac
 done
-"$python" benchmarks/device_report.py table "$out" "$shape" "$small" "$name"
+"$python" -m benchmarks.tables.devices "$out" "$shape" "$small" "$name"
 if [[ $shape == 7b && $out == "$root/benchmarks/results" ]]; then
-  "$python" "$root/benchmarks/device_report.py" page || status=1
+  (cd "$root" && "$python" -m benchmarks.tables) || status=1
 fi
 exit "$status"

@@ -1,7 +1,6 @@
 """Estimated speed on many devices: which mesh for which model, and lookahead parallelism against tensor parallelism.
 
     python benchmarks/scaling.py --json benchmarks/results/scaling.json
-    python benchmarks/scaling.py --table         # the recommended meshes, for one stream and for batches, in Markdown
     python benchmarks/scaling.py --plot docs/scaling.svg
 
 All figures are estimates of `jlade.plan`, with bfloat16 weights and 4096 cache entries.
@@ -43,14 +42,11 @@ SOURCES = {"smollm2": "tokens per step of SmolLM2", "paper": "the paper's settin
 
 def main() -> None:
     parser = report.make_parser(__doc__)
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--plot", metavar="IMAGE")
     options = parser.parse_args()
     if options.json:
         of_axes = [row for source in SOURCES for row in axes(source)]
         report.write(options.json, {"capacity": CAPACITY, "streams": streams(), "batches": batches(), "axes": of_axes})
-    if options.table:
-        print(*table(streams(), "count"), "", *table(batches(), "batch_size"), sep="\n")
     if options.plot:
         plot(options.plot)
 
@@ -90,24 +86,6 @@ def case(model: str, device: str, count: int, batch_size: int = 1) -> dict[str, 
         "step_ms": best and 1e3 * best.step.total,
         "tokens_per_second": best and best.tokens_per_second,
     }
-
-
-def table(cases: list[dict[str, Any]], columns: str) -> list[str]:
-    """Returns the lines of a table in Markdown: models and devices by the column `count` or `batch_size`."""
-    numbers = dict.fromkeys(each[columns] for each in cases)
-    lines = [f"| model, device | {' | '.join(map(str, numbers))} |", "|---" * (1 + len(numbers)) + "|"]
-    first = {"count": 1, "batch_size": 0}[columns]  # a single text leaves the axis `data` at 1
-    for (model, device), of_row in itertools.groupby(cases, key=lambda each: (each["model"], each["device"])):
-        lines.append(f"| {model}, {device} | {' | '.join(cell(each, first) for each in of_row)} |")
-    return lines
-
-
-def cell(found: dict[str, Any], first: int) -> str:
-    """Returns tokens per second, the mesh from its axis `first` on, and the tokens of a step."""
-    if found["mesh"] is None:
-        return "-"
-    size = "plain" if found["block_size"] == 1 else found["block_size"]
-    return f"{found['tokens_per_second']:.0f} ({'x'.join(map(str, found['mesh'][first:]))}; {size})"
 
 
 def axes(source: str) -> list[dict[str, Any]]:

@@ -1,0 +1,138 @@
+"""The tables of docs/engine.md, docs/server.md, docs/grammar.md and docs/usage.md."""
+
+import statistics
+
+from benchmarks.tables import Results, Rows
+from benchmarks.tables.speed import two
+
+
+def throughput(results: Results) -> Rows:
+    yield "lengths of the texts", "static batches, tokens/s", "engine, tokens/s", "ratio"
+    for title, name in (("evenly spaced", "engine"), ("geometrically spaced", "engine_geometric")):
+        rates = results[name]["tokens_per_second"]
+        yield title, f"{rates['static']:.0f}", f"{rates['engine']:.0f}", f"{results[name]['ratio']:.2f}"
+
+
+def load(results: Results) -> Rows:
+    yield "throughput, relative to `lookahead=None`", "1 request", "2", "4", "8"
+    for title, name in (
+        ("demo model, greedy", "engine_load"),
+        ("demo model, temperature 2", "engine_load_hot"),
+        ("SmolLM2, temperature 2", "engine_load_smollm2"),
+    ):
+        rates = results[name]["tokens_per_second"].values()
+        yield title, *two(statistics.median(rate["engine"]) / statistics.median(rate["plain"]) for rate in rates)
+
+
+def pieces(results: Results) -> Rows:
+    yield "between pieces", "median", "99%"
+    for title, name in (("alone", "alone"), ("while long prompts arrive", "with long prompts")):
+        times = results["engine_long_smollm2"]["between_pieces"][name]
+        yield title, *(f"{1000 * times[key]:.0f} ms" for key in ("median", "p99"))
+
+
+def remembered(results: Results) -> Rows:
+    yield "tokens per step", "remembered", "not remembered"
+    for title, part in (
+        ("prompts for the first time", "first"),
+        ("the same again", "again"),
+        ("an earlier prompt and its answer, repeated in a prompt", "edits"),
+    ):
+        ways = (results["remembered"][way][part] for way in ("remembered", "none"))
+        yield title, *(f"{way['tokens_per_step']:.1f}" for way in ways)
+
+
+def prefixes(results: Results) -> Rows:
+    yield "with prefixes, relative to without", "speed"
+    for title, name in (
+        ("first token of the second turn of a chat: 32 tokens after 512 and an answer of 32", "second turn"),
+        ("first tokens of eight continuations of a prompt of 512 tokens, submitted at once", "continuations"),
+        ("texts of 32 tokens, of prompts that share nothing", "prompts that share nothing"),
+    ):
+        yield title, f"{results['prefixes'][name]['ratio']:.2f}x"
+
+
+def large(results: Results) -> Rows:
+    yield "body of 4 MB", "refused after", "longest pause of the stream"
+    found = results["large_prompts"]
+    yield "none", "", f"{found['alone']:.2f} s"
+    for title, name in (
+        ("a prompt", "prompt"),
+        ("a prompt of one letter", "prompt of one letter"),
+        ("a prompt of spaces", "prompt of spaces"),
+        ("a prediction", "prediction"),
+        ("a conversation", "conversation"),
+        ("a conversation of 80,000 messages", "conversation of many turns"),
+        ("numbers", "numbers"),
+        ("empty lists", "empty lists"),
+        ("empty objects", "empty objects"),
+    ):
+        assert found[name]["status"] == 400
+        yield title, *(f"{found[name][key]:.2f} s" for key in ("seconds", "pause"))
+
+
+def under_load(results: Results) -> Rows:
+    yield "requests", "tokens/s", "first token, median", "between pieces, median"
+    found = results["serving"]
+    parts = [("200 at once", "at_once"), *((f"500 by 16 clients, {n}", f"in_sequence_{n}") for n in range(1, 5))]
+    for title, name in parts:
+        part = found[name]
+        first, between = (part[f"{key}_seconds"]["p50"] for key in ("first_token", "between_pieces"))
+        yield title, f"{part['tokens_per_second']:.0f}", f"{first:.1f} s", f"{1000 * between:.0f} ms"
+
+
+def memory(results: Results) -> Rows:
+    yield "MB of the server after", "200 requests", "700", "1,200", "1,700", "2,200"
+    for title, name in (("this run", "serving"), ("a later run", "serving_memory")):
+        yield title, *(f"{size:,}" for size in results[name]["megabytes"])
+
+
+def json_schemas(results: Results) -> Rows:
+    yield "schemas", "MaskBench, every 60th", "JSON Schema's tests, draft 7"
+    found = [results[f"json_schema_{name}"] for name in ("maskbench", "suite")]
+    assert [part["wrong"] for part in found] == [[], []]  # no invalid instance is accepted
+    yield "all", *(str(part["schemas"]) for part in found)
+    for title, outcome in (
+        ("pass: valid instances are accepted, invalid ones refused", "passes"),
+        ("are refused by keyword", "refused"),
+        ("are too large", "too large"),
+        ("refuse a valid instance, as by the order of its properties", "refuses a valid instance"),
+        ("are refused otherwise, as no value fits the depth", "wrong schema"),
+        (f"take over {found[0]['limit']} s", "too slow"),
+    ):
+        yield title, *(str(part["outcomes"].get(outcome, 0)) for part in found)
+
+
+def grammar_tables(results: Results) -> Rows:
+    titles = "schema to table: median, 99th percentile", "classes: median, 99th percentile, most", "table: the same"
+    yield "tokens", "trie", *titles
+    for tokens, found in results["json_schema_maskbench"]["tables"].items():
+        seconds, classes, size = (found[name] for name in ("seconds", "classes", "megabytes"))
+        yield (
+            f"{int(tokens):,}",
+            f"{found['trie_seconds']:.1f} s",
+            f"{1000 * seconds['p50']:.0f} ms, {seconds['p99']:.1f} s",
+            ", ".join(f"{classes[name]:,.0f}" for name in ("p50", "p99", "max")),
+            f"{size['p50']:.2f}, {size['p99']:.0f}, {size['max']:.0f} MB",
+        )
+
+
+def grammar_drafts(results: Results) -> Rows:
+    yield "calls", "tokens per step", "without the grammar's drafts", "gain", "least gain of a call"
+    found = results["grammar_drafts"]
+    rates = two([found["tokens_per_step"], found["tokens_per_step_without"]])
+    yield str(found["tasks"]), *rates, f"{found['gain']:.2f}x", f"{found['least_gain']:.2f}x"
+
+
+def programs(results: Results) -> Rows:
+    yield "model, what is there", "call", "process", "by the clock", "traces", "compilations"
+    names = {"nothing": "nothing", "cache": "JAX's persistent cache", "programs": "programs made ahead"}
+    for file, model, title in (
+        ("programs", "demo", "demo"),
+        ("programs_smollm2", "smollm2", "smollm2 at tree=7"),
+        ("programs_engine", "demo", "demo in an engine"),
+    ):
+        for way, name in names.items():
+            found = results[file]["models"][model]["ways"][way]
+            times = (f"{found[time]:.1f}" for time in ("call_cpu", "process_cpu", "call"))
+            yield f"{title}, {name}", *times, *(f"{found[count]:.0f}" for count in ("traces", "compilations"))
