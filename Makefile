@@ -38,7 +38,7 @@ quick: install  # the core: the algorithm, sources, decoding against the referen
 		"tests/decoding/test_decoding.py::test_equals_the_reference" tests/decoding/test_stopping.py \
 		tests/models/test_llama.py tests/costs $(ARGS)
 
-faults: install  # puts faults into copies of the tree and names those that no test finds; ARGS="-k engine" chooses
+faults: install  # puts wrong functions into the package and names those that no test finds; ARGS="-k engine" chooses
 	$(BIN)/python -m tests.faults.run $(ARGS)
 
 accelerators: $(VENV)/.test $(VENV)/.tpu-compiler $(VENV)/.gpu-compiler

@@ -180,7 +180,7 @@ class _Compiler:
 
     def _merged_keyword(self, key: str, first: Mapping[str, Any], second: Mapping[str, Any], path: str) -> Any:
         one, other = first[key], second[key]
-        if one == other:
+        if equal(one, other):
             return one
         match key:
             case "type":
@@ -889,7 +889,7 @@ def _declared(schema: Mapping[str, Any]) -> list[str]:
 
 def _implies(schema: Schema, other: Schema) -> bool:
     """Whether it is certain that a schema accepts only values that another one accepts, by their types."""
-    if _is_true(other) or schema == other:
+    if _is_true(other) or equal(schema, other):
         return True
     if not isinstance(schema, Mapping) or not isinstance(other, Mapping):
         return False
@@ -984,7 +984,7 @@ def _both(first: Schema, second: Schema) -> Schema:
     """Returns a schema that accepts the values that both accept."""
     if first is False or second is False:
         return False
-    if _is_true(first) or first == second:
+    if _is_true(first) or equal(first, second):
         return second
     return first if _is_true(second) else {"allOf": [first, second]}
 

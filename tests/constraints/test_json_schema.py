@@ -45,6 +45,14 @@ CASES = [
     ({"type": "string", "format": "date"}, ["2024-02-29", "2000-02-29"], ["2024-13-01", "2023-02-29", "1900-02-29"]),
     ({"enum": ["a\"b", 1, None, {"x": [1, 2]}]}, ['a"b', 1, None, {"x": [1, 2]}], ["a", 2, {"x": [1]}]),
     ({"const": False}, [False], [0, True, None]),
+    ({"allOf": [{"enum": [1, False]}, {"enum": [True, False]}]}, [False], [1, True, 0]),
+    (
+        {"properties": {"a": {"enum": [0, 2]}}, "allOf": [{"properties": {"a": {"enum": [False, 2]}}}]},
+        [{}, {"a": 2}],
+        [{"a": 0}, {"a": False}],
+    ),
+    ({"anyOf": [{"const": 1}, {"const": True}], "not": {"const": True}}, [1], [True]),
+    ({"oneOf": [{"const": 1}, {"const": True}]}, [1, True], [0]),
     ({"enum": [0.5, 2, 5.5], "minimum": 1}, [2, 5.5], [0.5]),
     ({"const": 1, "enum": [1, 2]}, [1], [2]),
     (
