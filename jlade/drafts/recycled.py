@@ -20,18 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
 from jlade.drafts import graded, suffix
 from jlade.drafts import prior as prior_lib
 from jlade.drafts import record as record_lib
 from jlade.drafts.graded import GRADES
 from jlade.drafts.prior import PriorTable
-from jlade.drafts.source import RANKS, Guide, Passage, Source, Step, Text
+from jlade.drafts.source import RANKS, Guide, Passage, Setting, Source, Step, Text
 from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
 from jlade.vocabulary import VocabularyShard
 
 SHARES = (0.36, 0.3, 0.24, 0.18, 0.13, 0.1, 0.07)  # drafts of each depth from the second on, relative to the tree's
 LEAST = 2  # of a depth
+MAX_LENGTH = 8  # tokens of a draft
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
 # Acceptance rates by grade: after unknown pairs and after known ones. Measured with SmolLM2, but for those of a prior,
 # which are assumed.
@@ -58,9 +58,13 @@ class Recycled(Source):
     depth: int  # most tokens of a draft
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+    def max_length(cls, lookahead: Setting) -> int:
+        return MAX_LENGTH
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         size = lookahead.num_drafted
-        return cls(vocabulary.size, size, min(lookahead.reach["recycled"], size))
+        return cls(vocabulary.size, size, min(MAX_LENGTH, size))
 
     @property
     def rates(self) -> np.ndarray:

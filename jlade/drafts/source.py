@@ -5,17 +5,20 @@ first step, then `learn` and `propose` after each step, as proposals are made on
 table and writes to it in one step would copy it.
 """
 
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Proposals, Tree
+from jlade.drafts.tree import Proposals, Tree, TreeShape
 from jlade.mesh import DATA
 from jlade.vocabulary import VocabularyShard
 
+if TYPE_CHECKING:
+    from jlade.config import LookaheadConfig
+
+Setting: TypeAlias = "LookaheadConfig"  # whose module imports the sources
 State = Any
 RANKS = 8  # k, most probable tokens after each token that sources see
 
@@ -85,12 +88,21 @@ class Source(Protocol):
     about: ClassVar[str]  # its proposals, in a few words
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+    def max_length(cls, lookahead: Setting) -> int:
+        """Returns the most tokens of a draft; 0 for a setting with which there are none."""
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         """Returns the source of a setting."""
 
     @property
     def rates(self) -> np.ndarray:
         """[K] initial acceptance rates of the kinds of proposals."""
+
+    @property
+    def shape(self) -> TreeShape | None:
+        """The form of the proposals; None if it depends on the text. A setting without a tree needs one."""
+        return None
 
     @property
     def reader(self) -> "Source | None":

@@ -1,10 +1,9 @@
 """The sources of drafts together: their proposals for a text, and the tree made of these, for one sequence.
 
-A source is a class in a file of its own, both of its name, and an entry of `config.REACH`.
+A source is a class in a file of its own and an entry of `TABLE`.
 """
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,17 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import REACH, LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import tree as tree_lib
+from jlade.drafts.chain import Chain
+from jlade.drafts.corpus import Corpus
+from jlade.drafts.grammar import Grammar
 from jlade.drafts.pool import Pool
+from jlade.drafts.prediction import Prediction
 from jlade.drafts.record import Record
-from jlade.drafts.source import Passage, Prompt, Source, State, Step, Text
+from jlade.drafts.recycled import Recycled
+from jlade.drafts.source import Passage, Prompt, Setting, Source, State, Step, Text
+from jlade.drafts.suffix import Suffix
 from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
+# By the names of `LookaheadConfig.sources`. Of proposals with equal costs, those of an earlier source come first.
 TABLE: dict[str, type[Source]] = {
-    name: getattr(importlib.import_module(f"jlade.drafts.{name}"), name.capitalize()) for name in REACH
+    "prediction": Prediction,
+    "pool": Pool,
+    "suffix": Suffix,
+    "corpus": Corpus,
+    "recycled": Recycled,
+    "chain": Chain,
+    "grammar": Grammar,
 }
 NOISE_REACH = 6  # positions whose noise of sampling drafts use
 
@@ -62,12 +73,10 @@ class Sources:
     tree_size: int | None
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         """Returns the sources of a setting."""
-        used = {name: source for name, source in TABLE.items() if name in lookahead.reach}
-        return cls(
-            tuple((name, source.of(lookahead, vocabulary)) for name, source in used.items()), lookahead.tree_size
-        )
+        sources = ((name, TABLE[name].of(lookahead, vocabulary)) for name in lookahead.reach)
+        return cls(tuple(sources), lookahead.tree_size)
 
     @property
     def readers(self) -> "Sources":
@@ -115,7 +124,7 @@ class Sources:
             tokens = jnp.where(text.has_drafts, proposals.tokens, NONE)
             proposals = dataclasses.replace(proposals, tokens=tokens)
         if self.tree_size is None:
-            shape = TreeShape.join([source.shape for _, source in self.sources if isinstance(source, Pool)])
+            shape = TreeShape.join([source.shape for _, source in self.sources if source.shape is not None])
             return Drafts(Tree(proposals.tokens, shape, jnp.asarray(numbers), None), None, None, states)
         chances = record.rates[proposals.kinds]
         if text.noise is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.config import LookaheadConfig, SamplingConfig, check_int
+from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.constraints.grammar import Grammar
 from jlade.decoding import ahead, sharding
 from jlade.engine import pool as pool_lib
@@ -30,6 +30,7 @@ from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
 from jlade.engine.worker import Context, Worker
+from jlade.errors import check_int
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import prior as prior_lib

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.config import PLAIN, check_int
+from jlade.config import PLAIN
 from jlade.constraints import grammar as grammar_lib
 from jlade.constraints.grammar import RowTables
 from jlade.constraints.tokens import Table
@@ -28,6 +28,7 @@ from jlade.drafts.prediction import Reading
 from jlade.drafts.sources import Drafts
 from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.engine import pool as pool_lib
+from jlade.errors import check_int
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import DecodeRequest
 from jlade.generation.stopping import EOS_SLOTS

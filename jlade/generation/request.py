@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jlade import mesh as mesh_lib
-from jlade.config import check_int
 from jlade.constraints.tokens import Table
 from jlade.costs import attached
 from jlade.costs.learned import Learned
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
+from jlade.errors import check_int
 from jlade.generation import constraining, drawing, earlier, placement, programs, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib

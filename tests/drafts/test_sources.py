@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.config import REACH
 from jlade.drafts import graded, record, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.source import Prompt, Text
@@ -223,7 +222,7 @@ def test_the_probability_of_a_draw_is_given_its_noise():
 
 @pytest.mark.parametrize(
     "lookahead",
-    [LookaheadConfig.tree(9, sources=tuple(REACH)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
+    [LookaheadConfig.tree(9, sources=tuple(TABLE)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
 )
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""
@@ -275,7 +274,7 @@ def test_wrong_settings_are_refused(arguments, error, message):
         LookaheadConfig(**arguments)
 
 
-@pytest.mark.parametrize("name", REACH)
+@pytest.mark.parametrize("name", TABLE)
 def test_a_source_needs_no_other(name):
     lookahead = LookaheadConfig(window_size=0, ngram_size=3, guess_set_size=2, tree_size=9, sources=(name,))
     assert [each for each, _ in Sources.of(lookahead, VocabularyShard(13)).sources] == [name]
@@ -283,6 +282,6 @@ def test_a_source_needs_no_other(name):
 
 def test_sizes_of_a_setting_with_a_tree():
     setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, sources=("recycled", "pool"))
-    assert setting.sources == ("pool", "recycled"), "in the order of REACH"
+    assert setting.sources == ("pool", "recycled"), "in the order of the table"
     assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 9)
     assert setting.reach == {"pool": 4, "recycled": 8}
