@@ -195,7 +195,7 @@ def test_arguments_and_states_have_their_shapes():
     check_fields(inputs.stopping, sizes, {"K": 32})
     check_fields(inputs.stopping.strings, sizes)
     check_fields(inputs.constraint, sizes, {"K": 2, "longest": 3})
-    check_fields(inputs.corpus, sizes, {"S": 1024, "K": suffix.LONGEST, "R": suffix.LATEST})
+    check_fields(inputs.shared["corpus"], sizes, {"S": 1024, "K": suffix.LONGEST, "R": suffix.LATEST})
     check_fields(corpus, sizes)
     check_fields(prefix, sizes)
     check_fields(prefix.cache, sizes, {"S": 64, "KH": 2, "D": 6})

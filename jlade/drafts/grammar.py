@@ -59,14 +59,15 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
     constraint, state = text.guide
     last = jnp.broadcast_to(suffix.last(text.tokens, text.length)[1::-1], (2, 2))
     states = jnp.broadcast_to(state, 2)  # `REFUSED` after the end of a chain
+    table, prior = text.states.get("recycled"), text.shared.get("recycled")
     tokens, kinds = [], []
     for place in range(length):
         here = jnp.maximum(states, 0)
         token, is_certain = constraint.likely(here)
         token = jnp.where(states == REFUSED, NONE, token)[:, None]
         kind = jnp.where(is_certain, CERTAIN, LIKELY)[:, None]
-        if text.recycled is not None:
-            best, of_best = recycled.find(text.recycled, text.prior, last)
+        if table is not None:
+            best, of_best = recycled.find(table, prior, last)
             is_free = ~is_certain & (states != REFUSED)
             if place == 0:
                 is_free &= np.array([True, False])

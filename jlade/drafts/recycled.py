@@ -83,8 +83,8 @@ class Recycled(Source):
         return update(state, pairs, passage.best, jnp.where(place < passage.length, place, -1))
 
     def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> Proposals:
-        last = suffix.last(text.tokens, text.length)[1::-1]
-        return draft(state, text.prior, last, widths(self.size, self.depth), rates, text.noise, text.guide)
+        last, prior = suffix.last(text.tokens, text.length)[1::-1], text.shared.get("recycled")
+        return draft(state, prior, last, widths(self.size, self.depth), rates, text.noise, text.guide)
 
     def learn(self, state: "RecycledLogits", step: Step) -> "RecycledLogits":
         assert step.best is not None

@@ -37,12 +37,10 @@ class Text(NamedTuple):
 
     tokens: jax.Array  # [C] int32
     length: jax.Array  # [] int32; the last of these tokens is the current one
-    corpus: Any  # `index.TextIndex` of other texts, None for none
     noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
-    guide: "Guide | None" = None  # None for any text
-    recycled: Any = None  # the state of `recycled`, None without this source
-    has_drafts: jax.Array | None = None  # [] bool, whether drafts are made for it; None for drafts
-    prior: Any = None  # `prior.PriorTable` of other texts, None for none
+    guide: "Guide | None"  # None for any text
+    shared: dict[str, Any]  # arrays for all sequences, such as other texts, by the sources that read them
+    states: dict[str, State]  # of all sources, for one that reads the state of another
 
 
 class Guide(NamedTuple):

@@ -121,30 +121,6 @@ def check(corpus: Texts, tokenizer: Tokenizer | None, vocab_size: int) -> Corpus
     return corpus
 
 
-def searched(
-    corpus: Texts, tokenizer: Tokenizer | None, vocab_size: int, setting: LookaheadConfig, lookahead: Any
-) -> Corpus | None:
-    """Returns the index of texts that a setting searches; None where the setting of "auto" has no use for them.
-
-    Args:
-      corpus, tokenizer, vocab_size: of `check`.
-      setting: the resolved one of the argument `lookahead`.
-      lookahead: the argument.
-
-    Raises:
-      TypeError, ValueError: as `check` does, or the setting has no use for texts.
-    """
-    index = check(corpus, tokenizer, vocab_size)
-    if "suffix" in setting.reach:
-        return index
-    if lookahead == "auto":
-        return None
-    raise ValueError(
-        f"corpus needs a lookahead with 'suffix' among its sources, such as LookaheadConfig.tree(63), got "
-        f"lookahead={lookahead}"
-    )
-
-
 def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> np.ndarray:
     """Returns the tokens of texts [S] int32, each followed by `NONE`; more of these before the first fill up.
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
 from jlade.drafts import graded
 from jlade.drafts import prior as tables
 from jlade.drafts.prior import PriorTable
@@ -212,19 +211,11 @@ def fingerprint(tokenizer: Tokenizer | None, vocab_size: int) -> str:
     return hashlib.sha256(spelled).hexdigest()[:16]
 
 
-def searched(
-    prior: Any, tokenizer: Tokenizer | None, vocab_size: int, setting: LookaheadConfig, lookahead: Any
-) -> PriorTable | None:
-    """Returns the table that a setting searches; None where the setting of "auto" has no use for it.
-
-    Args:
-      prior: the argument.
-      tokenizer, vocab_size: of the model.
-      setting: the resolved one of the argument `lookahead`.
-      lookahead: the argument.
+def check(prior: Any, tokenizer: Tokenizer | None, vocab_size: int) -> Prior:
+    """Returns a prior for a vocabulary of V tokens.
 
     Raises:
-      TypeError, ValueError: `prior` is none, or of another vocabulary, or the setting has no use for it.
+      TypeError, ValueError: it is no prior, or of another vocabulary.
     """
     if not isinstance(prior, Prior):
         raise TypeError(f"prior must be a jlade.Prior, as jlade.prior makes it, got {type(prior).__name__}")
@@ -237,11 +228,4 @@ def searched(
         )
     if prior.largest_token >= vocab_size:
         raise ValueError(f"prior holds token id {prior.largest_token}; accepted are 0 to {vocab_size - 1}")
-    if "recycled" in setting.reach:
-        return prior.on_device
-    if lookahead == "auto":
-        return None
-    raise ValueError(
-        f"prior needs a lookahead with 'recycled' among its sources, such as LookaheadConfig.tree(63), got "
-        f"lookahead={lookahead}"
-    )
+    return prior

@@ -227,16 +227,17 @@ def test_the_probability_of_a_draw_is_given_its_noise():
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""
     sources = Sources.of(lookahead, VocabularyShard(13))
-    corpus = jlade.Corpus([[1, 2, 3]]).on_device
-    text = Text(*padded([1, 2, 3, 1, 2]), corpus, None)
-    prompt = Prompt(text.tokens, text.length, jnp.int32(0), jnp.int32(5))
+    tokens, length = padded([1, 2, 3, 1, 2])
+    shared = {"corpus": jlade.Corpus([[1, 2, 3]]).on_device}
+    prompt = Prompt(tokens, length, jnp.int32(0), jnp.int32(5))
 
     @jax.jit
     def run():
         states = sources.start(sources.empty(), prompt)
+        text = Text(tokens, length, None, None, shared, states)
         rates = {name: jnp.asarray(source.rates, jnp.float32) for name, source in sources.sources}
         proposed = {name: source.propose(states[name], text, rates[name]) for name, source in sources.sources}
-        return states, sources.draft(states, None, text), proposed
+        return states, sources.draft(None, text, None), proposed
 
     states, drafts, proposed = run()
     for name, source in sources.sources:

@@ -91,10 +91,10 @@ def test_the_states_of_a_corpus_bring_their_recycled_logits():
 
 def test_a_larger_corpus_of_the_same_power_of_two_compiles_nothing():
     prepare = functools.partial(jlade.prepare, PARAMS, [1], lookahead=TREE)
-    sizes = [prepare(corpus=[[1] * size])[0].corpus.tokens.shape for size in (1, 1023, 1024)]
+    sizes = [prepare(corpus=[[1] * size])[0].shared["corpus"].tokens.shape for size in (1, 1023, 1024)]
     assert sizes == [(1024,), (1024,), (2048,)]
-    assert prepare(corpus=[])[0].corpus.tokens.shape == (1024,)
-    text = prepare(corpus=["ab", [1]], tokenizer=tiny_tokenizer())[0].corpus.tokens
+    assert prepare(corpus=[])[0].shared["corpus"].tokens.shape == (1024,)
+    text = prepare(corpus=["ab", [1]], tokenizer=tiny_tokenizer())[0].shared["corpus"].tokens
     assert text[-1] == text[-3] == NONE != text[-4]
 
 
@@ -209,7 +209,7 @@ def test_a_saved_corpus_is_read_from_the_file_where_it_is_needed(tmp_path):
 
 def test_a_setting_that_was_chosen_without_a_tree_ignores_it(monkeypatch):
     monkeypatch.setattr(choice, "choose", lambda *_: LookaheadConfig.paper(0, 4, 1))
-    assert jlade.prepare(PARAMS, [1], corpus=[[1, 2]])[0].corpus is None
+    assert jlade.prepare(PARAMS, [1], corpus=[[1, 2]])[0].shared == {}
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_what_a_call_brings_is_in_its_inputs():
     assert inputs.sources["prediction"].text[:, :3].tolist() == [[4, 5, -1], [6, -1, -1]]
     followers = graded.tokens(inputs.sources["recycled"].after_token[:, 1, 0])
     assert followers.tolist() == [2, 2], "2 follows 1 in the corpus"
-    assert [token for token in inputs.corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
+    assert [token for token in inputs.shared["corpus"].tokens.tolist() if token >= 0] == [1, 2, 3]
 
 
 def test_rows_are_the_inputs_of_their_prompts():
