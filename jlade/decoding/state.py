@@ -12,7 +12,6 @@ from jlade.config import LookaheadConfig
 from jlade.constraints.constraint import Constraint
 from jlade.decoding.sampling import LogProbs, Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
-from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
 from jlade.lookahead.adaptive import Pace
@@ -202,6 +201,6 @@ class DecodeState:
     info: Info
 
     @property
-    def pool(self) -> NGramPool | None:
-        """The n-grams of B sequences, None for a setting without a pool."""
-        return self.memory.drafts.states.get("pool")
+    def sources(self) -> dict[str, State]:
+        """The states of the sources of drafts, by their names, array[B, ...] in each array."""
+        return self.memory.drafts.states

@@ -436,7 +436,7 @@ def show(state: DecodeState, logprobs: bool) -> Shown:
 
 def take(state: DecodeState, index: int) -> DecodeState:
     """Returns the state of a row [1, ...], with the part alone that statistics need."""
-    pool = {name: each for name, each in state.memory.drafts.states.items() if name == "pool"}
+    pool = {name: each for name, each in state.sources.items() if name == "pool"}
     num_steps, info, pool = _take((state.num_steps, state.info, pool), np.int32(index))
     drafts = dataclasses.replace(state.memory.drafts, states=pool)
     return dataclasses.replace(

@@ -200,7 +200,7 @@ def recycled(texts: Texts, corpus: Corpus, batch_size: int, vocab_size: int) -> 
       vocab_size: V.
     """
     states = () if isinstance(texts, Corpus) else (one for one in texts if isinstance(one, DecodeState))
-    tables = [state.memory.drafts.states.get("recycled") for state in states]
+    tables = [state.sources.get("recycled") for state in states]
     rows = [
         jax.tree.map(operator.itemgetter(row), table)
         for table in tables

@@ -88,7 +88,7 @@ def continued(inputs: Inputs, state: DecodeState) -> Inputs:
 
 def _sources(state: DecodeState) -> dict[str, State]:
     """Returns the states of sources that a later call continues with."""
-    found = {name: each for name, each in state.memory.drafts.states.items() if each is not None}
+    found = {name: each for name, each in state.sources.items() if each is not None}
     found.pop("prediction", None)  # of an earlier answer
     return found
 
@@ -115,7 +115,7 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
             f"are {len(of_model)} like {of_model[0]}"
         )
     shape = ngram_pool.shape(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
-    pool = None if state.pool is None else state.pool.shape
+    pool = state.sources["pool"].shape if "pool" in state.sources else None
     accepted = (num_sequences, *shape) if "pool" in lookahead.reach else None
     if pool != accepted:
         found, wanted = ("none" if each is None else str(list(each)) for each in (pool, accepted))
