@@ -1,8 +1,8 @@
 """The protocol of a source of drafts: pure functions over a state of its own, for one sequence.
 
-A source is static: frozen and hashable. Its state is any pytree, None by default. Decoding calls `start` before the
-first step, then `learn` and `propose` after each step, as proposals are made one step ahead: a program that reads a
-table and writes to it in one step would copy it.
+A source is static: a frozen class, so that equal settings have equal sources, which compile once. Its state is any
+pytree, None by default. Decoding calls `start` before the first step, then `learn` and `propose` after each step, as
+proposals are made one step ahead: a program that reads a table and writes to it in one step would copy it.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
