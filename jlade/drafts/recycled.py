@@ -30,7 +30,7 @@ from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
 from jlade.vocabulary import VocabularyShard
 
 SHARES = (0.36, 0.3, 0.24, 0.18, 0.13, 0.1, 0.07)  # drafts of each depth from the second on, relative to the tree's
-LEAST = 2  # of a depth
+MIN_WIDTH = 2  # drafts of a depth
 MAX_LENGTH = 8  # tokens of a draft
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
 # Acceptance rates by grade: after unknown pairs and after known ones. Measured with SmolLM2, but for those of a prior,
@@ -112,7 +112,7 @@ def widths(size: int, depth: int) -> tuple[int, ...]:
     """Returns the numbers of drafts of each depth, up to `depth` of 1 or more, for a tree of `size`."""
     found = [2 * RANKS]  # all that follow the text
     for share in SHARES[: depth - 1]:
-        found.append(min(RANKS * found[-1], max(LEAST, round(share * size))))
+        found.append(min(RANKS * found[-1], max(MIN_WIDTH, round(share * size))))
     return tuple(found)
 
 

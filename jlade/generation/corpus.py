@@ -24,7 +24,7 @@ from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import SMALLEST_CAPACITY, Prompt
 from jlade.generation.text import Tokenizer
 
-MOST = 2**27  # tokens; ranks of matches are 32-bit numbers
+MAX_TOKENS = 2**27  # ranks of matches are 32-bit numbers
 VOCAB_SIZE = 2**30  # more than any
 LONG = 4 * RECENT  # tokens of texts whose prompts are indexed
 # Shares of the most frequent next tokens, by rank; measured with SmolLM2.
@@ -54,7 +54,7 @@ class Corpus:
           tokenizer: of the model, needed for strings; `params.tokenizer` of parameters from `jlade.load`.
 
         Raises:
-          TypeError, ValueError: name the text, the value and what is accepted; there are more than `MOST` tokens.
+          TypeError, ValueError: name the text, the value and what is accepted; there are more than `MAX_TOKENS` tokens.
         """
         tokens = read(texts, tokenizer, VOCAB_SIZE, "texts")
         self._set(build(tokens), _followers(tokens))
@@ -140,8 +140,8 @@ def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) ->
         else:
             parts.append(prompts_lib.token_ids(f"{name}[{i}]", one, tokenizer, vocab_size))
     tokens = np.concatenate([np.append(ids, NONE) for ids in parts]) if parts else np.array([NONE])
-    if len(tokens) > MOST:
-        raise ValueError(f"{name} must have at most {MOST} tokens, with one after each text, got {len(tokens)}")
+    if len(tokens) > MAX_TOKENS:
+        raise ValueError(f"{name} must have at most {MAX_TOKENS} tokens, with one after each text, got {len(tokens)}")
     size = prompts_lib.round_up(len(tokens), SMALLEST_CAPACITY)
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 

@@ -25,7 +25,7 @@ from jlade.vocabulary import VocabularyShard
 
 WINDOW, SMALLEST = 512, 64  # most tokens that are read at once, and the least after padding
 TOKENS = 2048  # of all windows that are read at once
-FEWEST, MOST = 2**10, 2**21  # places for pairs, of 40 bytes each
+MIN_PLACES, MAX_PLACES = 2**10, 2**21  # places for pairs, of 40 bytes each
 SPARE = 4  # places for each pair, or more: few pairs then share one
 
 
@@ -113,7 +113,7 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
     whole = pairs[is_whole].astype(np.int64)
     keys, after, counts = _means(whole[:, 0] * vocab_size + whole[:, 1], best[is_whole], chances[is_whole])
     known = np.stack(np.divmod(keys, vocab_size), axis=1).astype(np.int32)
-    size = min(MOST, max(FEWEST, 1 << (SPARE * len(known) - 1).bit_length()))
+    size = min(MAX_PLACES, max(MIN_PLACES, 1 << (SPARE * len(known) - 1).bit_length()))
     order = np.argsort(counts, kind="stable")  # the most frequent one of a place comes last, and stays
     at = tables.place(known[order], size)
     places: Any = np.full((size, 2), NONE, np.int32)
