@@ -25,7 +25,7 @@ from jlade.constraints.grammar import Tables
 from jlade.constraints.moves import DEAD
 from jlade.constraints.tokens import Table
 from jlade.decoding.state import Inputs
-from jlade.generation.lookahead import with_grammar
+from jlade.generation.lookahead import with_sources
 from jlade.inspection.programs import ModelPrograms
 from jlade.models.llama import LlamaConfig, init_params
 
@@ -66,7 +66,7 @@ def main() -> None:
     setting = jlade.LookaheadConfig.tree(options.tree)
     facts: dict[str, Any] = {"device_name": options.device, "shape": options.shape, "tree": options.tree}
     facts |= {"states": options.states, "classes": options.classes, "vocab_size": config.vocab_size}
-    for name, used in options.repeats * [("without", setting), ("with", with_grammar(setting))]:
+    for name, used in options.repeats * [("without", setting), ("with", with_sources(setting, "grammar"))]:
         with mock.patch.object(ModelPrograms, "inputs", constrained if name == "with" else inputs):
             found = jlade.inspect(params, options.device, lookahead=used)
         assert found.step is not None, found.failure

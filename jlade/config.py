@@ -7,40 +7,17 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self, get_args
 
+from jlade.drafts.sources import TABLE
+from jlade.errors import check_int
+
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
 WindowAdvance = Literal["step", "token"]
 
-# The sources of drafts, and the most tokens of a draft of each, given the setting. Of proposals with equal costs, those
-# of an earlier source come first. Each is a class of its name in a file of `jlade.drafts`.
-REACH: dict[str, Callable[["LookaheadConfig"], int]] = {
-    "prediction": lambda setting: 60,
-    "pool": lambda setting: setting.ngram_size - 1 if setting.guess_set_size else 0,
-    "suffix": lambda setting: 24,
-    "corpus": lambda setting: 24,
-    "recycled": lambda setting: 8,
-    "chain": lambda setting: setting.tree_size or 0,
-    "grammar": lambda setting: 16,
-}
 SOURCES = ("pool", "suffix", "recycled")  # of a tree by default
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
 MAX_NUMBER: Any = 1e4  # of a control: beside larger ones float32 rounds the model's logits away
-
-
-def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Returns `value` as an int.
-
-    Raises:
-      TypeError, ValueError: name the argument, the value and what is accepted.
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and int(value) > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
-    return int(value)
 
 
 class _Unset(int):
@@ -242,7 +219,7 @@ class LookaheadConfig:
     @property
     def reach(self) -> dict[str, int]:
         """Most tokens of a draft, by source."""
-        longest = {source: REACH[source](self) for source in self.sources}
+        longest = {source: TABLE[source].max_length(self) for source in self.sources}
         return {source: length for source, length in longest.items() if length}
 
     @property
@@ -252,8 +229,8 @@ class LookaheadConfig:
 
 
 def _check_sources(sources: Any) -> tuple[str, ...]:
-    """Returns the sources in the order of `REACH`."""
-    known = tuple(REACH)
+    """Returns the sources in the order of `TABLE`."""
+    known = tuple(TABLE)
     if isinstance(sources, str) or not isinstance(sources, Iterable):
         raise TypeError(f"sources must be a tuple of {', '.join(map(repr, known))}, got {sources!r}")
     given = tuple(sources)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jlade.config import check_int
+from jlade.errors import check_int
 
 DATA, LOOKAHEAD, HEADS = "data", "lookahead", "model"
 AXES = (DATA, LOOKAHEAD, HEADS)

@@ -50,10 +50,11 @@ def reachable(graph, name):
 
 # From the ground up. A package imports those of lower floors, never one of its own floor or of a higher one.
 FLOORS = [
-    {"config", "files", "pictures"},
+    {"errors", "files", "pictures"},
     {"mesh"},
     {"vocabulary"},
     {"drafts"},
+    {"config"},
     {"constraints", "lookahead", "models"},
     {"conversion", "decoding", "testing"},
     {"costs", "demo"},

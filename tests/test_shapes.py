@@ -172,7 +172,7 @@ def test_results_have_their_shapes():
     check_fields(out.statistics, SIZES, {"B": 1, "A": PAPER.max_accepted, "max(steps)": out.steps.max()})
     check_fields(out.state, SIZES, {"B": 1, "C": 64, "N": 4, "W": 4})
     check_fields(out.state.inputs.stopping, SIZES, {"B": 1, "K": 32})
-    check_fields(jax.tree.map(lambda array: array[0], out.state.pool), SIZES, {"R": 13, "S": 3, "N": 4})
+    check_fields(jax.tree.map(lambda array: array[0], out.state.sources["pool"]), SIZES, {"R": 13, "S": 3, "N": 4})
 
 
 def test_arguments_and_states_have_their_shapes():
@@ -195,12 +195,12 @@ def test_arguments_and_states_have_their_shapes():
     check_fields(inputs.stopping, sizes, {"K": 32})
     check_fields(inputs.stopping.strings, sizes)
     check_fields(inputs.constraint, sizes, {"K": 2, "longest": 3})
-    check_fields(inputs.corpus, sizes, {"S": 1024, "K": suffix.LONGEST, "R": suffix.LATEST})
+    check_fields(inputs.shared["corpus"], sizes, {"S": 1024, "K": suffix.LONGEST, "R": suffix.LATEST})
     check_fields(corpus, sizes)
     check_fields(prefix, sizes)
     check_fields(prefix.cache, sizes, {"S": 64, "KH": 2, "D": 6})
     check_fields(state, sizes, {"N": 3, "W": 4})
-    states = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), state.memory.drafts.states)
+    states = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), state.sources)
     check_fields(states["recycled"], sizes, {"P": recycled.num_places(13)})
     check_fields(tiny_llama(3), sizes, {"E": 16})
 

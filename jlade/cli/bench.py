@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jlade.cli import options as options_lib
 from jlade.cli import progress, status
-from jlade.config import check_int
+from jlade.errors import check_int
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.datasets import Dataset

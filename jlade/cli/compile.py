@@ -6,9 +6,10 @@ import jlade
 from jlade.cli import limits, programs, status
 from jlade.cli import options as options_lib
 from jlade.cli.generate import size_of_engine
-from jlade.config import CONTROLS, check_int
+from jlade.config import CONTROLS
 from jlade.conversion.hf_config import read_config
 from jlade.costs.devices import DEVICES
+from jlade.errors import check_int
 from jlade.generation.options import Keywords
 
 ENGINES = "serve", "generate"  # of these commands

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 
 from jlade import mesh
-from jlade.config import check_int
+from jlade.errors import check_int
 
 HEARTBEAT = 15  # seconds without a sign of life after which a process counts as dead
 SHUTDOWN = 10  # seconds for which a process that ends waits for the others

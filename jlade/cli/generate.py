@@ -18,7 +18,7 @@ from jlade import mesh
 from jlade.cli import distributed, progress, status
 from jlade.cli import options as options_lib
 from jlade.cli.options import FilePrompt
-from jlade.config import check_int
+from jlade.errors import check_int
 from jlade.files import append_line
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import text

@@ -19,7 +19,7 @@ import jlade
 from jlade import mesh
 from jlade.cli import options as options_lib
 from jlade.cli import programs
-from jlade.config import LookaheadConfig, check_int
+from jlade.config import LookaheadConfig
 from jlade.conversion import checkpoint, gguf_weights, huggingface, location
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
@@ -27,6 +27,7 @@ from jlade.conversion.tensors import SCALE, check_dtype, expected_tensors
 from jlade.conversion.weight_files import Tensor
 from jlade.costs import choice
 from jlade.costs import memory as memory_lib
+from jlade.errors import check_int
 from jlade.generation import chat_template, placement, tokenizer_files
 from jlade.inspection import sequences
 from jlade.inspection.programs import ModelPrograms

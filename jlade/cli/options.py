@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS, check_int
+from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS
 from jlade.conversion import location
+from jlade.errors import check_int
 from jlade.generation import drawing
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jlade
 from jlade.cli import limits
 from jlade.cli import options as options_lib
-from jlade.config import check_int
+from jlade.errors import check_int
 from jlade.mesh import DATA
 from jlade.server import model
 

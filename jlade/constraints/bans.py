@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import check_int
 from jlade.constraints.constraint import Constraint, State
 from jlade.drafts.tree import NONE
+from jlade.errors import check_int
 from jlade.mesh import SHARED
 
 

@@ -1,6 +1,6 @@
 """Memory: what devices have, and what a model and its programs need of it."""
 
-import math
+import functools
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -10,10 +10,9 @@ import jax
 from jlade.config import LookaheadConfig
 from jlade.costs.devices import DEVICES
 from jlade.costs.work import MeshShape, Shard, cache_bytes
-from jlade.drafts import pool as ngram_pool
-from jlade.drafts import recycled
-from jlade.drafts.source import RANKS
+from jlade.drafts.sources import Sources
 from jlade.lookahead.division import share_size
+from jlade.vocabulary import VocabularyShard
 
 CHUNK = 512  # tokens of a prompt that are read at once
 PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
@@ -24,7 +23,7 @@ class MemoryEstimate(NamedTuple):
 
     weights: int
     cache: int
-    pool: int  # and the tables of recycled logits
+    pool: int  # and the states of other sources of drafts
     temporary: int
 
     @property
@@ -59,17 +58,19 @@ def of_step(
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     if c.recurrence is not None and c.recurrence.has_memory:  # products of each two tokens of a chunk
         chunk += round(4 * 4 * CHUNK**2 * c.recurrence.value_heads * shard.recurrent_share)
-    pool = 0
-    if "pool" in setting.reach:
-        pool += math.prod(ngram_pool.shape(c.vocab_size, setting.ngram_size, setting.guess_set_size))
-    if "recycled" in setting.reach:
-        pool += shard.vocab_size * RANKS + recycled.num_places(shard.vocab_size) * (RANKS + 2)
     return MemoryEstimate(
         weights=shard.num_bytes,
         cache=sequences * cache_bytes(shard, capacity),
-        pool=sequences * 4 * pool,
+        pool=sequences * _source_bytes(setting, c.vocab_size),
         temporary=PROGRAM + sequences * (chunk + 4 * outputs * shard.vocab_size),
     )
+
+
+@functools.cache
+def _source_bytes(setting: LookaheadConfig, vocab_size: int) -> int:
+    """Returns the bytes of the states of the sources of drafts of a sequence. They are whole on each device."""
+    states = jax.eval_shape(Sources.of(setting, VocabularyShard(vocab_size)).empty)
+    return sum(state.size * state.dtype.itemsize for state in jax.tree.leaves(states))
 
 
 def of_device(name: str) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.config import PLAIN, LookaheadConfig
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
@@ -18,6 +18,7 @@ from jlade.costs.devices import MACHINE, NETWORK, Device
 from jlade.costs.memory import MemoryEstimate
 from jlade.costs.settings import Source
 from jlade.costs.work import Collective, MeshShape, Shard, Work
+from jlade.errors import check_int
 from jlade.lookahead import names
 from jlade.models import kv_rounding, quantization, sharding
 from jlade.models.llama import LlamaConfig

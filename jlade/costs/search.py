@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jlade import mesh as mesh_lib
-from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.config import PLAIN, LookaheadConfig
 from jlade.costs import choice
 from jlade.costs.estimate import SLACK, speed_limit
 from jlade.costs.measurement import Measurement
@@ -19,6 +19,7 @@ from jlade.costs.settings import USUAL
 from jlade.costs.tuning import Trial, Tuning
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, Inputs
+from jlade.errors import check_int
 from jlade.lookahead.adaptive import has_forecast, levels
 from jlade.lookahead.names import label
 from jlade.models.base import Params

@@ -10,12 +10,14 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jlade.config import LookaheadConfig
 from jlade.costs.estimate import Operation
 from jlade.drafts.source import RANKS
+from jlade.drafts.sources import Sources
 from jlade.lookahead.division import share_size
 from jlade.mesh import AXES, COPIES, num_bytes
 from jlade.models import sharding
 from jlade.models.architecture import DELTA, Heads
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import dense_shape, is_quantized
+from jlade.vocabulary import VocabularyShard
 
 FLOAT32 = 8  # times the arithmetic of bfloat16: six passes on TPUs, and up to 16 times the time on GPUs
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
@@ -238,7 +240,7 @@ def _collectives(shard: Shard, layout: MeshShape, setting: LookaheadConfig, sequ
     c, found = shard.config, []
     tokens, outputs = share_size(setting, layout.lookahead)
     whole = share_size(setting, 1)[1]
-    recycles = "recycled" in setting.reach
+    reads = bool(Sources.of(setting, VocabularyShard(c.vocab_size)).readers.sources)
     if layout.model > 1:
         hidden = sequences * tokens * c.hidden_size * shard.item
         # Layers with two sums beside each other: of MLP and experts, or of attention and a recurrent mixer.
@@ -252,14 +254,14 @@ def _collectives(shard: Shard, layout: MeshShape, setting: LookaheadConfig, sequ
             arrays += [sequences * tokens * c.num_layers * c.per_layer_size * shard.item]
         if shard.divides_vocabulary:  # the embedding, the highest logits and their indices
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
-            if recycles:  # the highest logits of each slice and their tokens
+            if reads:  # the highest logits of each slice and their tokens
                 arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
         # Predictions; keys, values and updates.
         arrays = [4 * sequences * whole, sequences * setting.max_accepted * _kept_bytes(shard)]
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
-        arrays += [4 * sequences * whole * RANKS] if recycles else []
+        arrays += [4 * sequences * whole * RANKS] if reads else []
         found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
     if layout.data > 1:
         found.append(Collective(layout.data, layout.num_devices, 1, 4))  # the number of sequences that have not ended

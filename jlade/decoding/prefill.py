@@ -247,8 +247,7 @@ def _start_of_device(
     ) -> Drafts:
         states = sources.start(states, Prompt(tokens, length, known, longest))
         guide = constraints.guide(constraint, constraint_state)
-        text = Text(tokens, length, inputs.corpus, noise, guide, prior=inputs.prior, has_drafts=has_drafts)
-        return sources.draft(states, None, text)
+        return sources.draft(None, Text(tokens, length, noise, guide, inputs.shared, states), has_drafts)
 
     constraint_axes = sharding.batch_axes(sharding.constraint_specs(inputs.constraint))
     draft_all = jax.vmap(draft, in_axes=(0, 0, 0, 0, 0, constraint_axes, 0, 0))

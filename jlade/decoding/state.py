@@ -12,9 +12,6 @@ from jlade.config import LookaheadConfig
 from jlade.constraints.constraint import Constraint
 from jlade.decoding.sampling import LogProbs, Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
-from jlade.drafts.index import TextIndex
-from jlade.drafts.pool import NGramPool
-from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
 from jlade.lookahead.adaptive import Pace
@@ -50,8 +47,8 @@ class Inputs:
         which are not computed again; at most all but the last. None for an empty cache.
       sources: the initial states of sources of drafts, array[B, ...] in each array, by their names, such as the n-grams
         of "pool"; with `cache`, those that were made with it. Absent ones are empty.
-      corpus: other texts in which drafts are searched, for all sequences. None for no other texts.
-      prior: the tokens that recycled logits fall back on, for all sequences. None for none.
+      shared: what sources of drafts read for all sequences, by their names: for "corpus" the index of other texts, for
+        "recycled" the prior that it falls back on, or none.
       has_drafts: bool[B], whether steps verify drafts for a sequence; None for all sequences. Where no sequence that
         runs has any, steps are plain.
       constraint: the tokens that the texts may have; None for any.
@@ -65,8 +62,7 @@ class Inputs:
     costs: Annotated[jax.Array | None, SHARED] = None
     cache: Cache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
-    corpus: Annotated[TextIndex | None, SHARED] = None
-    prior: Annotated[PriorTable | None, SHARED] = None
+    shared: Annotated[dict[str, Any], SHARED] = flax.struct.field(default_factory=dict)
     has_drafts: jax.Array | None = None
     constraint: Constraint | None = None
 
@@ -205,6 +201,6 @@ class DecodeState:
     info: Info
 
     @property
-    def pool(self) -> NGramPool | None:
-        """The n-grams of B sequences, None for a setting without a pool."""
-        return self.memory.drafts.states.get("pool")
+    def sources(self) -> dict[str, State]:
+        """The states of the sources of drafts, by their names, array[B, ...] in each array."""
+        return self.memory.drafts.states

@@ -134,10 +134,8 @@ def draft(after: DecodeState, drafts: Drafts, config: DecodeConfig) -> Drafts:
         inputs.key, after.num_tokens, inputs.sampling, config.lookahead, config.decoder.vocab_size
     )
     guide = constraints.guide(inputs.constraint, after.constraint_state)
-    text = Text(
-        after.tokens, after.num_tokens, inputs.corpus, noise, guide, prior=inputs.prior, has_drafts=inputs.has_drafts
-    )
-    return config.sources.draft(drafts.states, drafts.record, text)
+    text = Text(after.tokens, after.num_tokens, noise, guide, inputs.shared, drafts.states)
+    return config.sources.draft(drafts.record, text, inputs.has_drafts)
 
 
 def advance(state: DecodeState, after: DecodeState, predictions: Predictions, level: Level) -> jax.Array:

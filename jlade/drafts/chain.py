@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
-from jlade.drafts.source import Prompt, Source, Step, Text
+from jlade.drafts.source import Prompt, Setting, Source, Step, Text
 from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
@@ -31,8 +30,12 @@ class Chain(Source):
     length: int  # m
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        return cls(lookahead.reach["chain"])
+    def max_length(cls, lookahead: Setting) -> int:
+        return lookahead.num_drafted
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
+        return cls(lookahead.num_drafted)
 
     @property
     def shape(self) -> TreeShape:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.drafts import index, suffix
+from jlade.drafts.index import TextIndex
 from jlade.drafts.source import Text
 from jlade.drafts.suffix import Suffix
 from jlade.drafts.tree import Proposals
@@ -26,8 +27,8 @@ class Corpus(Suffix):
         return RATES
 
     def propose(self, state: Any, text: Text, rates: jax.Array) -> Proposals:
-        assert text.corpus is not None
-        tokens, last = text.corpus.tokens, suffix.last(text.tokens, text.length)
-        places = index.candidates(text.corpus, last)
+        texts: TextIndex = text.shared["corpus"]
+        tokens, last = texts.tokens, suffix.last(text.tokens, text.length)
+        places = index.candidates(texts, last)
         found = suffix.best(places, suffix.before(tokens, places, last), len(tokens), suffix.MATCHES)
         return Proposals.of(self.shape, *suffix.chains(tokens, jnp.int32(len(tokens)), *found, self.reach))

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
 from jlade.drafts import recycled, suffix
-from jlade.drafts.source import Source, Text
+from jlade.drafts.source import Setting, Source, Text
 from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
+MAX_LENGTH = 16  # tokens of a draft
 CERTAIN, AFTER_PAIR, AFTER_TOKEN, LIKELY = range(4)
 REFUSED = -1  # the state after a token that the grammar refuses
 RATES = np.array([0.9, 0.7, 0.4, 0.25])  # initial ones, assumed
@@ -30,8 +30,12 @@ class Grammar(Source):
     length: int
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        return cls(min(lookahead.reach["grammar"], lookahead.num_drafted))
+    def max_length(cls, lookahead: Setting) -> int:
+        return MAX_LENGTH
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
+        return cls(min(MAX_LENGTH, lookahead.num_drafted))
 
     @property
     def shape(self) -> TreeShape:
@@ -55,14 +59,15 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
     constraint, state = text.guide
     last = jnp.broadcast_to(suffix.last(text.tokens, text.length)[1::-1], (2, 2))
     states = jnp.broadcast_to(state, 2)  # `REFUSED` after the end of a chain
+    table, prior = text.states.get("recycled"), text.shared.get("recycled")
     tokens, kinds = [], []
     for place in range(length):
         here = jnp.maximum(states, 0)
         token, is_certain = constraint.likely(here)
         token = jnp.where(states == REFUSED, NONE, token)[:, None]
         kind = jnp.where(is_certain, CERTAIN, LIKELY)[:, None]
-        if text.recycled is not None:
-            best, of_best = recycled.find(text.recycled, text.prior, last)
+        if table is not None:
+            best, of_best = recycled.find(table, prior, last)
             is_free = ~is_certain & (states != REFUSED)
             if place == 0:
                 is_free &= np.array([True, False])

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh as mesh_lib
-from jlade.config import LookaheadConfig
-from jlade.drafts.source import Prompt, Source, Step, Text
+from jlade.drafts.source import Prompt, Setting, Source, Step, Text
 from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
@@ -38,7 +37,11 @@ class Pool(Source):
     vocab_size: int
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+    def max_length(cls, lookahead: Setting) -> int:
+        return lookahead.ngram_size - 1 if lookahead.guess_set_size else 0
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         return cls(lookahead.ngram_size, lookahead.guess_set_size, lookahead.pool_from_prompt, vocabulary.size)
 
     @property

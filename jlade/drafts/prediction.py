@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
 from jlade.drafts import suffix
-from jlade.drafts.source import Source, Step, Text
+from jlade.drafts.source import Setting, Source, Step, Text
 from jlade.drafts.suffix import LONGEST
 from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
+MAX_LENGTH = 60  # tokens of a draft
 PLACES = 2  # places from which the prediction is read, the best first
 SECOND = 12  # most tokens that are read from the second place
 TRUSTED = 1  # tokens after the anchor, and after one token in its place, count as matches of this length
@@ -58,8 +58,12 @@ class Prediction(Source):
     reach: int  # tokens of the long chain
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        return cls(min(lookahead.reach["prediction"], lookahead.num_drafted))
+    def max_length(cls, lookahead: Setting) -> int:
+        return MAX_LENGTH
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
+        return cls(min(MAX_LENGTH, lookahead.num_drafted))
 
     @property
     def shape(self) -> TreeShape:

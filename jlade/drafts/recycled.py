@@ -20,18 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
 from jlade.drafts import graded, suffix
 from jlade.drafts import prior as prior_lib
 from jlade.drafts import record as record_lib
 from jlade.drafts.graded import GRADES
 from jlade.drafts.prior import PriorTable
-from jlade.drafts.source import RANKS, Guide, Passage, Source, Step, Text
+from jlade.drafts.source import RANKS, Guide, Passage, Setting, Source, Step, Text
 from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
 from jlade.vocabulary import VocabularyShard
 
 SHARES = (0.36, 0.3, 0.24, 0.18, 0.13, 0.1, 0.07)  # drafts of each depth from the second on, relative to the tree's
-LEAST = 2  # of a depth
+MIN_WIDTH = 2  # drafts of a depth
+MAX_LENGTH = 8  # tokens of a draft
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
 # Acceptance rates by grade: after unknown pairs and after known ones. Measured with SmolLM2, but for those of a prior,
 # which are assumed.
@@ -58,9 +58,13 @@ class Recycled(Source):
     depth: int  # most tokens of a draft
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+    def max_length(cls, lookahead: Setting) -> int:
+        return MAX_LENGTH
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         size = lookahead.num_drafted
-        return cls(vocabulary.size, size, min(lookahead.reach["recycled"], size))
+        return cls(vocabulary.size, size, min(MAX_LENGTH, size))
 
     @property
     def rates(self) -> np.ndarray:
@@ -79,8 +83,8 @@ class Recycled(Source):
         return update(state, pairs, passage.best, jnp.where(place < passage.length, place, -1))
 
     def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> Proposals:
-        last = suffix.last(text.tokens, text.length)[1::-1]
-        return draft(state, text.prior, last, widths(self.size, self.depth), rates, text.noise, text.guide)
+        last, prior = suffix.last(text.tokens, text.length)[1::-1], text.shared.get("recycled")
+        return draft(state, prior, last, widths(self.size, self.depth), rates, text.noise, text.guide)
 
     def learn(self, state: "RecycledLogits", step: Step) -> "RecycledLogits":
         assert step.best is not None
@@ -108,7 +112,7 @@ def widths(size: int, depth: int) -> tuple[int, ...]:
     """Returns the numbers of drafts of each depth, up to `depth` of 1 or more, for a tree of `size`."""
     found = [2 * RANKS]  # all that follow the text
     for share in SHARES[: depth - 1]:
-        found.append(min(RANKS * found[-1], max(LEAST, round(share * size))))
+        found.append(min(RANKS * found[-1], max(MIN_WIDTH, round(share * size))))
     return tuple(found)
 
 

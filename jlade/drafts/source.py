@@ -1,21 +1,24 @@
 """The protocol of a source of drafts: pure functions over a state of its own, for one sequence.
 
-A source is static: frozen and hashable. Its state is any pytree, None by default. Decoding calls `start` before the
-first step, then `learn` and `propose` after each step, as proposals are made one step ahead: a program that reads a
-table and writes to it in one step would copy it.
+A source is static: a frozen class, so that equal settings have equal sources, which compile once. Its state is any
+pytree, None by default. Decoding calls `start` before the first step, then `learn` and `propose` after each step, as
+proposals are made one step ahead: a program that reads a table and writes to it in one step would copy it.
 """
 
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Proposals, Tree
+from jlade.drafts.tree import Proposals, Tree, TreeShape
 from jlade.mesh import DATA
 from jlade.vocabulary import VocabularyShard
 
+if TYPE_CHECKING:
+    from jlade.config import LookaheadConfig
+
+Setting: TypeAlias = "LookaheadConfig"  # whose module imports the sources
 State = Any
 RANKS = 8  # k, most probable tokens after each token that sources see
 
@@ -34,12 +37,10 @@ class Text(NamedTuple):
 
     tokens: jax.Array  # [C] int32
     length: jax.Array  # [] int32; the last of these tokens is the current one
-    corpus: Any  # `index.TextIndex` of other texts, None for none
     noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
-    guide: "Guide | None" = None  # None for any text
-    recycled: Any = None  # the state of `recycled`, None without this source
-    has_drafts: jax.Array | None = None  # [] bool, whether drafts are made for it; None for drafts
-    prior: Any = None  # `prior.PriorTable` of other texts, None for none
+    guide: "Guide | None"  # None for any text
+    shared: dict[str, Any]  # arrays for all sequences, such as other texts, by the sources that read them
+    states: dict[str, State]  # of all sources, for one that reads the state of another
 
 
 class Guide(NamedTuple):
@@ -85,12 +86,21 @@ class Source(Protocol):
     about: ClassVar[str]  # its proposals, in a few words
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+    def max_length(cls, lookahead: Setting) -> int:
+        """Returns the most tokens of a draft; 0 for a setting with which there are none."""
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         """Returns the source of a setting."""
 
     @property
     def rates(self) -> np.ndarray:
         """[K] initial acceptance rates of the kinds of proposals."""
+
+    @property
+    def shape(self) -> TreeShape | None:
+        """The form of the proposals; None if it depends on the text. A setting without a tree needs one."""
+        return None
 
     @property
     def reader(self) -> "Source | None":

@@ -1,10 +1,9 @@
 """The sources of drafts together: their proposals for a text, and the tree made of these, for one sequence.
 
-A source is a class in a file of its own, both of its name, and an entry of `config.REACH`.
+A source is a class in a file of its own and an entry of `TABLE`.
 """
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,17 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import REACH, LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import tree as tree_lib
+from jlade.drafts.chain import Chain
+from jlade.drafts.corpus import Corpus
+from jlade.drafts.grammar import Grammar
 from jlade.drafts.pool import Pool
+from jlade.drafts.prediction import Prediction
 from jlade.drafts.record import Record
-from jlade.drafts.source import Passage, Prompt, Source, State, Step, Text
+from jlade.drafts.recycled import Recycled
+from jlade.drafts.source import Passage, Prompt, Setting, Source, State, Step, Text
+from jlade.drafts.suffix import Suffix
 from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
+# By the names of `LookaheadConfig.sources`. Of proposals with equal costs, those of an earlier source come first.
 TABLE: dict[str, type[Source]] = {
-    name: getattr(importlib.import_module(f"jlade.drafts.{name}"), name.capitalize()) for name in REACH
+    "prediction": Prediction,
+    "pool": Pool,
+    "suffix": Suffix,
+    "corpus": Corpus,
+    "recycled": Recycled,
+    "chain": Chain,
+    "grammar": Grammar,
 }
 NOISE_REACH = 6  # positions whose noise of sampling drafts use
 
@@ -62,12 +73,10 @@ class Sources:
     tree_size: int | None
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         """Returns the sources of a setting."""
-        used = {name: source for name, source in TABLE.items() if name in lookahead.reach}
-        return cls(
-            tuple((name, source.of(lookahead, vocabulary)) for name, source in used.items()), lookahead.tree_size
-        )
+        sources = ((name, TABLE[name].of(lookahead, vocabulary)) for name in lookahead.reach)
+        return cls(tuple(sources), lookahead.tree_size)
 
     @property
     def readers(self) -> "Sources":
@@ -92,38 +101,43 @@ class Sources:
         """Returns the states before the first step; see `Source.start`."""
         return {name: source.start(states[name], prompt) for name, source in self.sources}
 
-    def propose(self, states: Mapping[str, State], text: Text, rates: jax.Array) -> tuple[Proposals, np.ndarray]:
+    def propose(self, text: Text, rates: jax.Array) -> tuple[Proposals, np.ndarray]:
         """Returns L proposals of all sources, and the place of each one's source in `TABLE` [L] int32.
 
         The kinds of a source follow those of the sources before it.
         """
-        text = text._replace(recycled=states.get("recycled"))
         parts, numbers, first = [], [np.zeros(0, np.int32)], 0
         for name, source in self.sources:
-            proposed = source.propose(states[name], text, rates[first : first + len(source.rates)])
+            proposed = source.propose(text.states[name], text, rates[first : first + len(source.rates)])
             parts.append(dataclasses.replace(proposed, kinds=first + proposed.kinds))
             numbers.append(np.full(len(proposed.tokens), list(TABLE).index(name), np.int32))
             first += len(source.rates)
         return Proposals.join(parts), np.concatenate(numbers)
 
-    def draft(self, states: dict[str, State], record: Record | None, text: Text) -> Drafts:
-        """Returns the drafts for the step after a text; `record` is None before the first step."""
+    def draft(self, record: Record | None, text: Text, has_drafts: jax.Array | None) -> Drafts:
+        """Returns the drafts for the step after a text, with the states of `text`.
+
+        Args:
+          record: None before the first step.
+          text: to continue.
+          has_drafts: [] bool, whether drafts are made for it; None for drafts.
+        """
         if record is None:
             record = record_lib.start(np.concatenate([np.zeros(0), *(source.rates for _, source in self.sources)]))
-        proposals, numbers = self.propose(states, text, record.rates)
-        if text.has_drafts is not None:
-            tokens = jnp.where(text.has_drafts, proposals.tokens, NONE)
+        proposals, numbers = self.propose(text, record.rates)
+        if has_drafts is not None:
+            tokens = jnp.where(has_drafts, proposals.tokens, NONE)
             proposals = dataclasses.replace(proposals, tokens=tokens)
         if self.tree_size is None:
-            shape = TreeShape.join([source.shape for _, source in self.sources if isinstance(source, Pool)])
-            return Drafts(Tree(proposals.tokens, shape, jnp.asarray(numbers), None), None, None, states)
+            shape = TreeShape.join([source.shape for _, source in self.sources if source.shape is not None])
+            return Drafts(Tree(proposals.tokens, shape, jnp.asarray(numbers), None), None, None, text.states)
         chances = record.rates[proposals.kinds]
         if text.noise is not None:
             at = proposals.depths - 1, jnp.maximum(proposals.tokens, 0)
             chances = record_lib.given_noise(chances, text.noise.at[at].get(mode="fill", fill_value=jnp.nan))
         size = min(self.tree_size, len(proposals.tokens))
         tree = tree_lib.merge(proposals, numbers, record_lib.cost(chances), size)
-        return Drafts(tree, proposals, record, states)
+        return Drafts(tree, proposals, record, text.states)
 
     def learn(self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step) -> Drafts:
         """Returns the drafts of a step with the states and the record after it.

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
 from jlade.drafts.index import TextIndex, candidates
-from jlade.drafts.source import Source, Text
+from jlade.drafts.source import Setting, Source, Text
 from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 
+MAX_LENGTH = 24  # tokens of a draft
 LONGEST = 8  # tokens of a match; longer ones count as this long
 MATCHES = 4  # matches whose following text is proposed
 OTHERS = 12  # most tokens that are read after each match but the best one
@@ -40,8 +40,12 @@ class Suffix(Source):
     reach: int  # tokens of the first chain
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        return cls(min(lookahead.reach[cls.__name__.lower()], lookahead.num_drafted))
+    def max_length(cls, lookahead: Setting) -> int:
+        return MAX_LENGTH
+
+    @classmethod
+    def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
+        return cls(min(MAX_LENGTH, lookahead.num_drafted))
 
     @property
     def shape(self) -> TreeShape:

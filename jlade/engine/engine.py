@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.config import LookaheadConfig, SamplingConfig, check_int
+from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.constraints.grammar import Grammar
 from jlade.decoding import ahead, sharding
 from jlade.engine import pool as pool_lib
@@ -30,12 +30,11 @@ from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
 from jlade.engine.worker import Context, Worker
-from jlade.generation import corpus as corpus_lib
+from jlade.errors import check_int
+from jlade.generation import earlier, stop_strings
 from jlade.generation import lookahead as lookahead_lib
-from jlade.generation import prior as prior_lib
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import request as request_lib
-from jlade.generation import stop_strings
 from jlade.generation.corpus import Texts
 from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prior import Prior
@@ -185,21 +184,15 @@ class Engine:
             self._config = dataclasses.replace(self._config, lookahead=setting)
             widths = width.learned_widths(params, self._config, self._sizes)
         if max_grammar:
-            self._config = dataclasses.replace(
-                self._config, lookahead=lookahead_lib.with_grammar(self._config.lookahead)
-            )
+            setting = lookahead_lib.with_sources(self._config.lookahead, "grammar")
+            self._config = dataclasses.replace(self._config, lookahead=setting)
         setting = self._config.lookahead
         vocab_size, on_mesh = self._config.decoder.vocab_size, self._config.mesh
-        shared: dict[str, Any] = {}
-        if corpus is not None:
-            texts = corpus_lib.searched(corpus, batch.tokenizer, vocab_size, setting, lookahead)
-            if texts is not None:
-                self._config = dataclasses.replace(self._config, lookahead=lookahead_lib.with_corpus(setting))
-                shared["corpus"] = texts.on_device
-        if prior is not None:
-            shared["prior"] = prior_lib.searched(prior, batch.tokenizer, vocab_size, setting, lookahead)
-        placed = shared if on_mesh is None else mesh_lib.put(shared, on_mesh, PartitionSpec())
-        self._shared = rows.NOTHING | placed
+        options = dataclasses.replace(options, corpus=corpus, prior=prior, tokenizer=batch.tokenizer)
+        searched = earlier.searched(options, vocab_size, setting)
+        shared = {source: one.on_device for source, one in searched.items()}
+        self._config = dataclasses.replace(self._config, lookahead=lookahead_lib.with_sources(setting, *shared))
+        self._shared = shared if on_mesh is None else mesh_lib.put(shared, on_mesh, PartitionSpec())
         self._options = Options(
             lookahead=setting,  # without the corpus, which requests need not bring
             tokenizer=batch.tokenizer,

@@ -23,9 +23,7 @@ class Job:
     has ended, the row makes steps until its round ends; the result leaves these out.
     """
 
-    def __init__(
-        self, checked: DecodeRequest, index: int, request: Request, size: rows.Size, shared: rows.Shared = rows.NOTHING
-    ):
+    def __init__(self, checked: DecodeRequest, index: int, request: Request, size: rows.Size, shared: dict[str, Any]):
         """Makes the job of sequence `index` of a batch that `rows.check` accepts; `request` is the caller's side."""
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it

@@ -15,12 +15,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.config import check_int
 from jlade.decoding import ahead
 from jlade.decoding.sharding import BATCH, param_specs
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.engine import pages
 from jlade.engine.pages import Allocator
+from jlade.errors import check_int
 from jlade.generation.prompts import HostArray
 from jlade.mesh import DATA, HEADS
 from jlade.models.base import Cache, Decoder, KVCache, Params

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class Programs:
         self._wanted: set[Steps | Others] = set()  # by requests
         self._states: dict[int, DecodeState] = {}  # shapes, by the number of rows
 
-    def facts(self, shared: rows.Shared) -> Facts:
+    def facts(self, shared: dict[str, Any]) -> Facts:
         """Returns the facts that decide the programs, those that people name first; `shared` is of all rows."""
         named = {"use": "engine", "max_sequences": str(self._sizes[-1]), "capacity": str(self._size.capacity)}
         named |= {"pages": str(self._pool.num_pages)} if self._pool.is_used else {}
@@ -188,7 +188,7 @@ class Programs:
         """Returns the state of as few rows as there may be, without requests."""
         size = self._size
         state = rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
-        return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, **rows.shared_of(row.inputs)))
+        return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, shared=row.inputs.shared))
 
     @functools.cached_property
     def _table(self) -> Table:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.config import PLAIN, check_int
+from jlade.config import PLAIN
 from jlade.constraints import grammar as grammar_lib
 from jlade.constraints.grammar import RowTables
 from jlade.constraints.tokens import Table
@@ -28,6 +28,7 @@ from jlade.drafts.prediction import Reading
 from jlade.drafts.sources import Drafts
 from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.engine import pool as pool_lib
+from jlade.errors import check_int
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import DecodeRequest
 from jlade.generation.stopping import EOS_SLOTS
@@ -37,8 +38,6 @@ from jlade.models.base import Params
 CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 
 GRAMMAR = 2**22  # entries of a grammar's table, by default
-Shared = dict[str, Any]  # the fields of `Inputs` that all rows of an engine share
-NOTHING: Shared = {"corpus": None, "prior": None}
 
 
 class Controls(enum.IntEnum):
@@ -121,10 +120,10 @@ class Row:
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
 
     @classmethod
-    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size, shared: Shared = NOTHING) -> Self:
+    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size, shared: dict[str, Any]) -> Self:
         """Returns the row of a request, whose key is its own or that of a batch in which it has this place.
 
-        `shared` is of all rows.
+        `shared` is `Inputs.shared` of all rows.
         """
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
@@ -148,7 +147,7 @@ class Row:
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
                 has_drafts=has_drafts,
                 sources={"prediction": _predicted(inputs, size.expected)} if size.expected else {},
-                **shared,
+                shared=shared,
             ),
             places,
         )
@@ -156,11 +155,6 @@ class Row:
     def repeated(self, number: int) -> Inputs:
         """Returns the inputs of `number` sequences, all of them this one."""
         return self.inputs.rows(np.zeros(number, int))
-
-
-def shared_of(inputs: Inputs) -> Shared:
-    """Returns what all rows share."""
-    return {name: getattr(inputs, name) for name in NOTHING}
 
 
 def _predicted(inputs: Inputs, size: int) -> Reading:
@@ -186,7 +180,7 @@ def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, gram
         inputs = dataclasses.replace(inputs, constraint=tables)
     state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
     # Without what all rows share, as a program copies each argument that it returns.
-    inputs = dataclasses.replace(state.inputs, **NOTHING)
+    inputs = dataclasses.replace(state.inputs, shared={})
     return dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool), counts=None)
 
 
@@ -246,7 +240,7 @@ def _insert(
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    new = dataclasses.replace(reading.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, **NOTHING))
+    new = dataclasses.replace(reading.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, shared={}))
     if state.constraint_state is not None:
         new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
     written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)
@@ -295,12 +289,12 @@ def _put_in(
 
 def _of_requests(state: DecodeState) -> DecodeState:
     """Returns a state without the tables of its rows and what all rows share, which stay where they are."""
-    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None, **NOTHING))
+    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None, shared={}))
 
 
 def _with_others(after: DecodeState, state: DecodeState) -> DecodeState:
     """Returns a state with what `_of_requests` has left out of another."""
-    inputs = dataclasses.replace(after.inputs, constraint=state.inputs.constraint, **shared_of(state.inputs))
+    inputs = dataclasses.replace(after.inputs, constraint=state.inputs.constraint, shared=state.inputs.shared)
     return dataclasses.replace(after, inputs=inputs)
 
 
@@ -442,7 +436,7 @@ def show(state: DecodeState, logprobs: bool) -> Shown:
 
 def take(state: DecodeState, index: int) -> DecodeState:
     """Returns the state of a row [1, ...], with the part alone that statistics need."""
-    pool = {name: each for name, each in state.memory.drafts.states.items() if name == "pool"}
+    pool = {name: each for name, each in state.sources.items() if name == "pool"}
     num_steps, info, pool = _take((state.num_steps, state.info, pool), np.int32(index))
     drafts = dataclasses.replace(state.memory.drafts, states=pool)
     return dataclasses.replace(
@@ -485,11 +479,11 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
         return copied
 
     cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)
-    shared, inputs = shared_of(state.inputs), dataclasses.replace(state.inputs, **NOTHING)
+    shared, inputs = state.inputs.shared, dataclasses.replace(state.inputs, shared={})
     after = _copy_rest(dataclasses.replace(state, memory=memory, inputs=inputs), chosen, config=config)
     cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.cache_specs(config.decoder), cache))
     inputs, memory = after.inputs, dataclasses.replace(after.memory, cache=cache)
-    return dataclasses.replace(after, inputs=dataclasses.replace(inputs, **shared), memory=memory)
+    return dataclasses.replace(after, inputs=dataclasses.replace(inputs, shared=shared), memory=memory)
 
 
 @ahead.jit(static_argnames=("spec", "mesh"))

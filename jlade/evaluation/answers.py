@@ -181,7 +181,7 @@ class EvaluatedModel:
         after_first = time.perf_counter()
         growth = []
         while method.shows_growth and not state.done[0]:
-            growth.append((int(state.num_tokens[0] - inputs.lengths[0]), *_pool_size(state.pool)))
+            growth.append((int(state.num_tokens[0] - inputs.lengths[0]), *_pool_size(state.sources.get("pool"))))
             state = loop.run_steps(params, state, config, max_steps=GROWTH_STEPS)
         state = jax.block_until_ready(loop.run_steps(params, state, config))
         end = time.perf_counter()
@@ -190,7 +190,7 @@ class EvaluatedModel:
 
         generation = results.gather(state, request)
         steps, tokens = int(generation.steps[0]), int(generation.lengths[0])
-        size = _pool_size(state.pool)
+        size = _pool_size(state.sources.get("pool"))
         return Answer(
             prompt_tokens=int(inputs.lengths[0]),
             tokens=tuple(generation.tokens[0, :tokens].tolist()),
@@ -205,7 +205,7 @@ class EvaluatedModel:
             seconds=end - begin,
             timed_tokens=tokens,
             state_bytes=num_bytes(state),
-        ), state.pool
+        ), state.sources.get("pool")
 
     def _prefill(self, request: DecodeRequest, method: Method) -> tuple[Prefix, float]:
         """Returns the prompt as it was read, and the seconds of reading it.

@@ -202,12 +202,12 @@ class _Snapshot(NamedTuple):
 
 
 def _snapshot(state: DecodeState) -> _Snapshot:
-    drafts = state.memory.drafts
+    sources = state.sources
     # A step that rests is a plain one.
     level = None if state.pace is None else np.minimum(state.pace.level, len(state.pace.num_steps) - 1)
-    pool = None if state.pool is None else state.pool.ngrams
-    table = drafts.states["recycled"].after_token if "recycled" in drafts.states else None
-    found = mesh.fetch((state.tokens, state.window, drafts.tree, pool, table, state.done))
+    pool = sources["pool"].ngrams if "pool" in sources else None
+    table = sources["recycled"].after_token if "recycled" in sources else None
+    found = mesh.fetch((state.tokens, state.window, state.memory.drafts.tree, pool, table, state.done))
     # The next step takes over some of these buffers.
     tokens, window, tree, pool, table, done = jax.tree.map(lambda x: x[0].copy(), found)
     table = None if table is None else graded.tokens(table)

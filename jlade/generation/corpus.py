@@ -24,7 +24,7 @@ from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import SMALLEST_CAPACITY, Prompt
 from jlade.generation.text import Tokenizer
 
-MOST = 2**27  # tokens; ranks of matches are 32-bit numbers
+MAX_TOKENS = 2**27  # ranks of matches are 32-bit numbers
 VOCAB_SIZE = 2**30  # more than any
 LONG = 4 * RECENT  # tokens of texts whose prompts are indexed
 # Shares of the most frequent next tokens, by rank; measured with SmolLM2.
@@ -54,7 +54,7 @@ class Corpus:
           tokenizer: of the model, needed for strings; `params.tokenizer` of parameters from `jlade.load`.
 
         Raises:
-          TypeError, ValueError: name the text, the value and what is accepted; there are more than `MOST` tokens.
+          TypeError, ValueError: name the text, the value and what is accepted; there are more than `MAX_TOKENS` tokens.
         """
         tokens = read(texts, tokenizer, VOCAB_SIZE, "texts")
         self._set(build(tokens), _followers(tokens))
@@ -121,30 +121,6 @@ def check(corpus: Texts, tokenizer: Tokenizer | None, vocab_size: int) -> Corpus
     return corpus
 
 
-def searched(
-    corpus: Texts, tokenizer: Tokenizer | None, vocab_size: int, setting: LookaheadConfig, lookahead: Any
-) -> Corpus | None:
-    """Returns the index of texts that a setting searches; None where the setting of "auto" has no use for them.
-
-    Args:
-      corpus, tokenizer, vocab_size: of `check`.
-      setting: the resolved one of the argument `lookahead`.
-      lookahead: the argument.
-
-    Raises:
-      TypeError, ValueError: as `check` does, or the setting has no use for texts.
-    """
-    index = check(corpus, tokenizer, vocab_size)
-    if "suffix" in setting.reach:
-        return index
-    if lookahead == "auto":
-        return None
-    raise ValueError(
-        f"corpus needs a lookahead with 'suffix' among its sources, such as LookaheadConfig.tree(63), got "
-        f"lookahead={lookahead}"
-    )
-
-
 def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> np.ndarray:
     """Returns the tokens of texts [S] int32, each followed by `NONE`; more of these before the first fill up.
 
@@ -164,8 +140,8 @@ def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) ->
         else:
             parts.append(prompts_lib.token_ids(f"{name}[{i}]", one, tokenizer, vocab_size))
     tokens = np.concatenate([np.append(ids, NONE) for ids in parts]) if parts else np.array([NONE])
-    if len(tokens) > MOST:
-        raise ValueError(f"{name} must have at most {MOST} tokens, with one after each text, got {len(tokens)}")
+    if len(tokens) > MAX_TOKENS:
+        raise ValueError(f"{name} must have at most {MAX_TOKENS} tokens, with one after each text, got {len(tokens)}")
     size = prompts_lib.round_up(len(tokens), SMALLEST_CAPACITY)
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 
@@ -224,7 +200,7 @@ def recycled(texts: Texts, corpus: Corpus, batch_size: int, vocab_size: int) -> 
       vocab_size: V.
     """
     states = () if isinstance(texts, Corpus) else (one for one in texts if isinstance(one, DecodeState))
-    tables = [state.memory.drafts.states.get("recycled") for state in states]
+    tables = [state.sources.get("recycled") for state in states]
     rows = [
         jax.tree.map(operator.itemgetter(row), table)
         for table in tables

@@ -11,9 +11,7 @@ from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState, Inputs
 from jlade.drafts import pool as ngram_pool
-from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
-from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import State
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import prediction as prediction_lib
@@ -26,9 +24,13 @@ class Earlier(NamedTuple):
     """The arrays of `state`, `pool`, `corpus`, `prior` and `prediction` of the options."""
 
     state: DecodeState | None  # to continue from, with one sequence for each prompt
-    sources: dict[str, State]  # initial states of sources
-    corpus: TextIndex | None
-    prior: PriorTable | None
+    sources: dict[str, State]  # those of `Inputs`
+    shared: dict[str, Any]  # those of `Inputs`
+
+
+# For each source that reads an option for all sequences: the option, its check, and the source without which a setting
+# has no use for it.
+_SHARED = {"corpus": ("corpus", corpus_lib.check, "suffix"), "recycled": ("prior", prior_lib.check, "recycled")}
 
 
 def check(
@@ -36,32 +38,47 @@ def check(
 ) -> Earlier:
     """Checks `state`, `pool`, `corpus`, `prior` and `prediction` of the options."""
     batch_size, vocab_size = len(prompts), decoder.vocab_size
-    sources: dict[str, State] = {}
-    corpus: TextIndex | None = None
-    if options.corpus is not None:
-        texts = corpus_lib.searched(options.corpus, options.tokenizer, vocab_size, lookahead, options.lookahead)
-        if texts is not None:
-            corpus = texts.on_device
-            if "recycled" in lookahead.reach:
-                sources["recycled"] = corpus_lib.recycled(options.corpus, texts, batch_size, vocab_size)
-    elif "corpus" in lookahead.sources:
+    of_sources = searched(options, vocab_size, lookahead)
+    if "corpus" in lookahead.sources and "corpus" not in of_sources:
         raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
-    prior = None
-    if options.prior is not None:
-        prior = prior_lib.searched(options.prior, options.tokenizer, vocab_size, lookahead, options.lookahead)
-    pool = None if options.pool is None else _check_pool(options.pool, batch_size, vocab_size, lookahead)
-    predicted: dict[str, State] = {}
+    sources: dict[str, State] = {}
+    if options.corpus is not None and "corpus" in of_sources and "recycled" in lookahead.reach:
+        sources["recycled"] = corpus_lib.recycled(options.corpus, of_sources["corpus"], batch_size, vocab_size)
+    if options.pool is not None:
+        sources["pool"] = _check_pool(options.pool, batch_size, vocab_size, lookahead)
+    state = options.state
+    if state is not None:
+        if options.pool is not None:
+            raise ValueError("pool and state cannot both be given: the state has a pool of its own")
+        _check_state(state, batch_size, params, decoder, lookahead)
+        state = _for_each_sequence(state, batch_size)
+        sources |= _sources(state)
     if options.prediction is not None:
         reading = prediction_lib.read(options.prediction, options.tokenizer, batch_size, vocab_size)
-        predicted = {"prediction": reading} if "prediction" in lookahead.reach else {}
-    state = options.state
-    if state is None:
-        return Earlier(None, sources | predicted | ({} if pool is None else {"pool": pool}), corpus, prior)
-    if pool is not None:
-        raise ValueError("pool and state cannot both be given: the state has a pool of its own")
-    _check_state(state, batch_size, params, decoder, lookahead)
-    state = _for_each_sequence(state, batch_size)
-    return Earlier(state, sources | _sources(state) | predicted, corpus, prior)
+        if "prediction" in lookahead.reach:
+            sources["prediction"] = reading
+    return Earlier(state, sources, {source: one.on_device for source, one in of_sources.items()})
+
+
+def searched(options: Options, vocab_size: int, lookahead: LookaheadConfig) -> dict[str, Any]:
+    """Returns the `Corpus` and the `Prior` of the options, those that the setting has use for, by the sources.
+
+    Raises:
+      TypeError, ValueError: name the option, the value and what is accepted.
+    """
+    found = {}
+    for source, (name, check, needed) in _SHARED.items():
+        if (value := getattr(options, name)) is None:
+            continue
+        checked = check(value, options.tokenizer, vocab_size)
+        if needed in lookahead.reach:
+            found[source] = checked
+        elif options.lookahead != "auto":  # the setting for this device may have no use for it
+            raise ValueError(
+                f"{name} needs a lookahead with {needed!r} among its sources, such as LookaheadConfig.tree(63), got "
+                f"lookahead={options.lookahead}"
+            )
+    return found
 
 
 def continued(inputs: Inputs, state: DecodeState) -> Inputs:
@@ -71,7 +88,7 @@ def continued(inputs: Inputs, state: DecodeState) -> Inputs:
 
 def _sources(state: DecodeState) -> dict[str, State]:
     """Returns the states of sources that a later call continues with."""
-    found = {name: each for name, each in state.memory.drafts.states.items() if each is not None}
+    found = {name: each for name, each in state.sources.items() if each is not None}
     found.pop("prediction", None)  # of an earlier answer
     return found
 
@@ -98,7 +115,7 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
             f"are {len(of_model)} like {of_model[0]}"
         )
     shape = ngram_pool.shape(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
-    pool = None if state.pool is None else state.pool.shape
+    pool = state.sources["pool"].shape if "pool" in state.sources else None
     accepted = (num_sequences, *shape) if "pool" in lookahead.reach else None
     if pool != accepted:
         found, wanted = ("none" if each is None else str(list(each)) for each in (pool, accepted))

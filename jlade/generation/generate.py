@@ -87,9 +87,9 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       state: `Generation.state` of an earlier call. The prompt is still the whole text, of a conversation for example;
         the beginning that the state has read is not read again, and the state's pool is used further. The text is the
         same. A state of one sequence serves a whole batch: the common beginning is read once.
-      pool: initial n-grams, for example `Generation.state.pool` of another call or the result of `jlade.load_pool`; one
-        for all prompts, with rows int32[R, S * N] of R buckets of S n-grams, or one for each, with rows
-        int32[B, R, S * N] (see `jlade.NGramPool`). By default no call sees the n-grams of another.
+      pool: initial n-grams, for example `Generation.state.sources["pool"]` of another call or the result of
+        `jlade.load_pool`; one for all prompts, with rows int32[R, S * N] of R buckets of S n-grams, or one for each,
+        with rows int32[B, R, S * N] (see `jlade.NGramPool`). By default no call sees the n-grams of another.
       corpus: other texts in which drafts are searched as in the text itself, such as earlier texts of the same user: a
         list of strings, token ids int[L], or `Generation.state` of earlier calls, whose recycled logits are used too;
         or a `jlade.Corpus`, which is indexed once for many calls. For all prompts. It needs a `lookahead` with a tree

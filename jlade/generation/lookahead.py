@@ -30,29 +30,20 @@ def choose(
     return with_prediction(lookahead or PLAIN, options), None
 
 
-def with_grammar(lookahead: LookaheadConfig) -> LookaheadConfig:
-    """Returns the setting with drafts along a grammar, if it has a tree for them."""
-    if not lookahead.tree_size or "grammar" in lookahead.sources:
+def with_sources(lookahead: LookaheadConfig, *names: str) -> LookaheadConfig:
+    """Returns the setting with more sources of drafts, or the same one if it has no tree for them."""
+    if not lookahead.tree_size:
         return lookahead
-    return dataclasses.replace(lookahead, sources=(*lookahead.sources, "grammar"))
-
-
-def with_corpus(lookahead: LookaheadConfig) -> LookaheadConfig:
-    """Returns the setting with drafts from a corpus."""
-    if "corpus" in lookahead.sources:
-        return lookahead
-    return dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
+    return dataclasses.replace(lookahead, sources=tuple({*lookahead.sources, *names}))
 
 
 def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
     """Returns the setting with drafts from a prediction if there is one."""
-    if options.prediction is None or "prediction" in lookahead.sources:
+    if options.prediction is None:
         return lookahead
-    if lookahead.num_drafted == 0 or lookahead.tree_size is None:
-        if options.lookahead != "auto":
-            raise ValueError(
-                f"prediction needs a lookahead with a tree, such as LookaheadConfig.tree(63), got "
-                f"lookahead={options.lookahead}"
-            )
-        return lookahead  # the setting for this device has no use for it
-    return dataclasses.replace(lookahead, sources=("prediction", *lookahead.sources))
+    if not lookahead.tree_size and options.lookahead != "auto":
+        raise ValueError(
+            f"prediction needs a lookahead with a tree, such as LookaheadConfig.tree(63), got "
+            f"lookahead={options.lookahead}"
+        )
+    return with_sources(lookahead, "prediction")

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
 from jlade.drafts import graded
 from jlade.drafts import prior as tables
 from jlade.drafts.prior import PriorTable
@@ -26,7 +25,7 @@ from jlade.vocabulary import VocabularyShard
 
 WINDOW, SMALLEST = 512, 64  # most tokens that are read at once, and the least after padding
 TOKENS = 2048  # of all windows that are read at once
-FEWEST, MOST = 2**10, 2**21  # places for pairs, of 40 bytes each
+MIN_PLACES, MAX_PLACES = 2**10, 2**21  # places for pairs, of 40 bytes each
 SPARE = 4  # places for each pair, or more: few pairs then share one
 
 
@@ -114,7 +113,7 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
     whole = pairs[is_whole].astype(np.int64)
     keys, after, counts = _means(whole[:, 0] * vocab_size + whole[:, 1], best[is_whole], chances[is_whole])
     known = np.stack(np.divmod(keys, vocab_size), axis=1).astype(np.int32)
-    size = min(MOST, max(FEWEST, 1 << (SPARE * len(known) - 1).bit_length()))
+    size = min(MAX_PLACES, max(MIN_PLACES, 1 << (SPARE * len(known) - 1).bit_length()))
     order = np.argsort(counts, kind="stable")  # the most frequent one of a place comes last, and stays
     at = tables.place(known[order], size)
     places: Any = np.full((size, 2), NONE, np.int32)
@@ -212,19 +211,11 @@ def fingerprint(tokenizer: Tokenizer | None, vocab_size: int) -> str:
     return hashlib.sha256(spelled).hexdigest()[:16]
 
 
-def searched(
-    prior: Any, tokenizer: Tokenizer | None, vocab_size: int, setting: LookaheadConfig, lookahead: Any
-) -> PriorTable | None:
-    """Returns the table that a setting searches; None where the setting of "auto" has no use for it.
-
-    Args:
-      prior: the argument.
-      tokenizer, vocab_size: of the model.
-      setting: the resolved one of the argument `lookahead`.
-      lookahead: the argument.
+def check(prior: Any, tokenizer: Tokenizer | None, vocab_size: int) -> Prior:
+    """Returns a prior for a vocabulary of V tokens.
 
     Raises:
-      TypeError, ValueError: `prior` is none, or of another vocabulary, or the setting has no use for it.
+      TypeError, ValueError: it is no prior, or of another vocabulary.
     """
     if not isinstance(prior, Prior):
         raise TypeError(f"prior must be a jlade.Prior, as jlade.prior makes it, got {type(prior).__name__}")
@@ -237,11 +228,4 @@ def searched(
         )
     if prior.largest_token >= vocab_size:
         raise ValueError(f"prior holds token id {prior.largest_token}; accepted are 0 to {vocab_size - 1}")
-    if "recycled" in setting.reach:
-        return prior.on_device
-    if lookahead == "auto":
-        return None
-    raise ValueError(
-        f"prior needs a lookahead with 'recycled' among its sources, such as LookaheadConfig.tree(63), got "
-        f"lookahead={lookahead}"
-    )
+    return prior

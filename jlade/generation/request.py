@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jlade import mesh as mesh_lib
-from jlade.config import check_int
 from jlade.constraints.tokens import Table
 from jlade.costs import attached
 from jlade.costs.learned import Learned
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
+from jlade.errors import check_int
 from jlade.generation import constraining, drawing, earlier, placement, programs, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
@@ -94,10 +94,7 @@ def make(
     if check_int("top_logprobs", options.top_logprobs, 0) and not options.logprobs:
         raise ValueError(f"top_logprobs={options.top_logprobs} needs logprobs=True")
 
-    if known.corpus is not None:
-        lookahead = lookahead_lib.with_corpus(lookahead)
-    if tables is not None:
-        lookahead = lookahead_lib.with_grammar(lookahead)
+    lookahead = lookahead_lib.with_sources(lookahead, *known.shared, *([] if tables is None else ["grammar"]))
     state, sources = known.state, known.sources
     least = 0 if state is None else state.tokens.shape[1]
     tokens, lengths = prompts_lib.pad(prompts, stopping.max_new_tokens, least, decoder.max_positions)
@@ -113,8 +110,7 @@ def make(
         costs=costs,
         cache=None if state is None else earlier.reuse(state, prompts, params, decoder, tokens.shape[1]),
         sources=sources,
-        corpus=known.corpus,
-        prior=known.prior,
+        shared=known.shared,
         # The rows of an engine have tables of a size of their own.
         constraint=constraining.check(options.constraint, tables if capacity is None else None, number, vocab_size),
     )

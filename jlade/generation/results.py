@@ -159,7 +159,7 @@ class Statistics:
 
 def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
     """Returns the statistics of a decode that has ended, and of its setting."""
-    info, most, pool = state.info, lookahead.max_accepted, state.pool
+    info, most, pool = state.info, lookahead.max_accepted, state.sources.get("pool")
     accepted, steps, num_drafted, contributed = mesh.fetch(
         (info.accepted, state.num_steps, info.num_drafted, info.contributed)
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jlade.config import check_int
 from jlade.decoding.stopping import Stopping
+from jlade.errors import check_int
 from jlade.generation import stop_strings
 from jlade.generation.options import Options
 from jlade.generation.prompts import HostArray, round_up

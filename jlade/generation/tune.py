@@ -3,10 +3,11 @@
 import dataclasses
 
 from jlade import mesh
-from jlade.config import LookaheadConfig, check_int
+from jlade.config import LookaheadConfig
 from jlade.costs import search
 from jlade.costs.search import SearchOptions
 from jlade.costs.tuning import Tuning
+from jlade.errors import check_int
 from jlade.generation import request
 from jlade.generation.options import Options, TextOptions, keywords
 from jlade.generation.prompts import Prompts

@@ -10,12 +10,12 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from jlade import mesh as mesh_lib
-from jlade.config import check_int
 from jlade.costs import choice
 from jlade.decoding import loop
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.engine import engine as engine_lib
 from jlade.engine.engine import Engine
+from jlade.errors import check_int
 from jlade.generation import earlier, programs, prompts, request, stop_strings, text
 from jlade.generation.options import Options, unknown
 from jlade.generation.text import Tokenizer

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jlade import mesh as mesh_lib
-from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.config import PLAIN, LookaheadConfig
 from jlade.costs import choice
 from jlade.costs import memory as memory_lib
 from jlade.costs.estimate import Rates
 from jlade.decoding.state import CHUNKS
+from jlade.errors import check_int
 from jlade.inspection import model as model_lib
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop

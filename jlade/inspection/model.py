@@ -9,10 +9,10 @@ import jax
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.config import check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
+from jlade.errors import check_int
 from jlade.mesh import MODEL
 from jlade.models import implementations
 from jlade.models.architecture import LlamaConfig

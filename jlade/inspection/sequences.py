@@ -126,7 +126,7 @@ def _row(programs: ModelPrograms) -> rows.Row:
     no_eos_ids: HostArray = np.full((1, EOS_SLOTS), -1, np.int32)
     inputs = Inputs(one[None], one, Stopping(one, no_eos_ids), jax.random.key(0))
     size = rows.Size(programs.capacity, prediction=0, grammar=rows.GRAMMAR, top_logprobs=0)
-    return rows.Row.of(inputs, 0, programs.decoder.vocab_size, size)
+    return rows.Row.of(inputs, 0, programs.decoder.vocab_size, size, shared={})
 
 
 def _state(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> DecodeState:

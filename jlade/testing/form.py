@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import check_int
+from jlade.errors import check_int
 from jlade.models.base import Decoder, KVCache, Params, cache_shapes, divisible
 from jlade.testing.model import BLOCK, CAPACITY, LENGTHS, SIZE
 

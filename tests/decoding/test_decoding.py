@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.config import PLAIN, REACH
+from jlade.config import PLAIN
 from jlade.decoding import loop, prefill, sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.drafts import chain, graded, pool, prediction, record, sources, suffix
@@ -109,7 +109,7 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicte
         next_token or next_token_of(seed),
         first_guess,
         predicted and reference.Prediction(predicted, suffix.LONGEST, prediction.TRUSTED, prediction.CONFIRMED),
-        [min(lookahead.num_drafted, most) for most in (REACH["prediction"](lookahead), prediction.SECOND)],
+        [min(lookahead.num_drafted, most) for most in (prediction.MAX_LENGTH, prediction.SECOND)],
         known,
     )
 

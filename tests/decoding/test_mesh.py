@@ -176,15 +176,15 @@ def test_all_that_a_call_may_bring():
     assert_same(second, first)
     assert second.text == first.text
     np.testing.assert_array_equal(second.statistics.ngrams, first.statistics.ngrams)
-    np.testing.assert_array_equal(second.state.pool.ngrams, first.state.pool.ngrams)
+    np.testing.assert_array_equal(second.state.sources["pool"].ngrams, first.state.sources["pool"].ngrams)
     *_, last = jlade.stream(placed, PROMPTS[0], **options)
     assert_same(last.generation, first)
 
     turn = [*PROMPTS[0], *first.tokens[0, : first.lengths[0]].tolist(), 3, 1]
     expected = jlade.generate(params, turn, state=first.state, **options)
     assert_same(jlade.generate(placed, turn, state=second.state, **options), expected)
-    with_pool = jlade.generate(params, turn, pool=first.state.pool, **options)
-    assert_same(jlade.generate(placed, turn, pool=first.state.pool, **options), with_pool)
+    with_pool = jlade.generate(params, turn, pool=first.state.sources["pool"], **options)
+    assert_same(jlade.generate(placed, turn, pool=first.state.sources["pool"], **options), with_pool)
 
 
 @dataclasses.dataclass(frozen=True)

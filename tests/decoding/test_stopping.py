@@ -190,7 +190,7 @@ def test_nothing_after_the_stop_is_in_the_pool():
         for end in range(3, len(text) + 1):
             pool.insert(text[end - 3 : end])
         for key in range(13):
-            found = out.state.pool.ngrams[0, key].tolist()
+            found = out.state.sources["pool"].ngrams[0, key].tolist()
             assert [tuple(ngram[1:]) for ngram in found if ngram[0] == key] == pool.lookup(key)
 
 

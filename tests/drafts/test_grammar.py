@@ -35,6 +35,11 @@ def constraint_of(table):
     return tables.replace(**{name: getattr(tables, name)[0] for name in ("first", "begin", "stride", "classes")})
 
 
+def text_of(tokens, guide, table):
+    """Returns a text and the state of its recycled logits, None for none."""
+    return Text(jnp.asarray(tokens, jnp.int32), jnp.int32(len(tokens)), None, guide, {}, {"recycled": table})
+
+
 def test_the_shortest_end_is_likely_and_a_single_byte_certain():
     found = build(sequence(literal("ab"), parse("(x{3}|y)z*")))
     texts, num_certain = found.likely(8)
@@ -75,7 +80,7 @@ def test_chains_follow_the_grammar_and_the_recycled_logits(seed):
     for token in begin:
         state, at = constraint.advance(state, token), table.advance(at, token)
     source = Grammar(6)
-    shown = Text(jnp.asarray(begin, jnp.int32), jnp.int32(len(begin)), None, None, guide(constraint, state), known)
+    shown = text_of(begin, guide(constraint, state), known)
     proposals = source.propose(None, shown, jnp.asarray(source.rates))
     tokens, kinds = proposals.tokens, proposals.kinds
     for chain in range(2):
@@ -107,7 +112,7 @@ def test_pairs_that_are_known_come_before_tokens():
         jnp.array([0, 1]),
     )
     state = constraint.advance(constraint.first, a)
-    shown = Text(jnp.array([x, a], jnp.int32), jnp.int32(2), None, None, guide(constraint, state), known)
+    shown = text_of([x, a], guide(constraint, state), known)
     proposals = Grammar(2).propose(None, shown, jnp.zeros(4))
     assert (proposals.tokens[0], proposals.kinds[0]) == (c, AFTER_PAIR)
 
@@ -120,7 +125,7 @@ def test_recycled_logits_are_those_that_the_grammar_accepts():
     best[g] = rng.choice([TOKENIZER.encode(each).ids[0] for each in "abcdefgh"], recycled.RANKS, replace=False)
     known = recycled.empty(VOCAB_SIZE).replace(after_token=graded.of(best.astype(np.int32), np.full(best.shape, 0.4)))
     source = recycled.Recycled(VOCAB_SIZE, 40, 4)
-    shown = Text(jnp.array([g], jnp.int32), jnp.int32(1), None, None, guide(constraint, constraint.first), known)
+    shown = text_of([g], guide(constraint, constraint.first), known)
     proposals = source.propose(known, shown, jnp.asarray(source.rates))
     tokens, lineage = np.asarray(proposals.tokens), np.asarray(proposals.lineage)
     drafted = np.flatnonzero(tokens != NONE)
@@ -133,5 +138,5 @@ def test_recycled_logits_are_those_that_the_grammar_accepts():
 
 
 def test_without_a_grammar_there_are_no_drafts():
-    text = Text(jnp.zeros(4, jnp.int32), jnp.int32(2), None, None)
+    text = text_of([0, 0], None, None)
     assert (Grammar(3).propose(None, text, jnp.zeros(4)).tokens == NONE).all()

@@ -1,5 +1,6 @@
 """The sources of drafts, each against its definition in plain Python."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -12,15 +13,15 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.config import REACH
 from jlade.drafts import graded, record, suffix
 from jlade.drafts import recycled as recycling
-from jlade.drafts.source import Prompt, Text
+from jlade.drafts.source import Prompt, Source, Text
 from jlade.drafts.sources import TABLE, Sources
 from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.generation import prior as prior_lib
 from jlade.vocabulary import VocabularyShard
-from tests.tiny import slow
+from tests.texts import assert_same_texts
+from tests.tiny import slow, tiny_llama
 
 CAPACITY = 24
 update = jax.jit(recycling.update)
@@ -223,21 +224,22 @@ def test_the_probability_of_a_draw_is_given_its_noise():
 
 @pytest.mark.parametrize(
     "lookahead",
-    [LookaheadConfig.tree(9, sources=tuple(REACH)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
+    [LookaheadConfig.tree(9, sources=tuple(TABLE)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
 )
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""
     sources = Sources.of(lookahead, VocabularyShard(13))
-    corpus = jlade.Corpus([[1, 2, 3]]).on_device
-    text = Text(*padded([1, 2, 3, 1, 2]), corpus, None)
-    prompt = Prompt(text.tokens, text.length, jnp.int32(0), jnp.int32(5))
+    tokens, length = padded([1, 2, 3, 1, 2])
+    shared = {"corpus": jlade.Corpus([[1, 2, 3]]).on_device}
+    prompt = Prompt(tokens, length, jnp.int32(0), jnp.int32(5))
 
     @jax.jit
     def run():
         states = sources.start(sources.empty(), prompt)
+        text = Text(tokens, length, None, None, shared, states)
         rates = {name: jnp.asarray(source.rates, jnp.float32) for name, source in sources.sources}
         proposed = {name: source.propose(states[name], text, rates[name]) for name, source in sources.sources}
-        return states, sources.draft(states, None, text), proposed
+        return states, sources.draft(None, text, None), proposed
 
     states, drafts, proposed = run()
     for name, source in sources.sources:
@@ -275,14 +277,47 @@ def test_wrong_settings_are_refused(arguments, error, message):
         LookaheadConfig(**arguments)
 
 
-@pytest.mark.parametrize("name", REACH)
+@pytest.mark.parametrize("name", TABLE)
 def test_a_source_needs_no_other(name):
     lookahead = LookaheadConfig(window_size=0, ngram_size=3, guess_set_size=2, tree_size=9, sources=(name,))
     assert [each for each, _ in Sources.of(lookahead, VocabularyShard(13)).sources] == [name]
 
 
+@dataclasses.dataclass(frozen=True)
+class Repeat(Source):
+    """The current token again."""
+
+    about = "the current token again"
+    length: int
+
+    @classmethod
+    def max_length(cls, lookahead):
+        return 4
+
+    @classmethod
+    def of(cls, lookahead, vocabulary):
+        return cls(min(4, lookahead.num_drafted))
+
+    @property
+    def rates(self):
+        return np.array([0.3])
+
+    def propose(self, state, text, rates):
+        tokens = jnp.broadcast_to(text.tokens[text.length - 1], self.length)
+        return Proposals.of(TreeShape.chains(1, self.length), tokens, jnp.zeros(self.length, jnp.int32))
+
+
+def test_an_entry_of_the_table_is_all_that_another_source_needs(monkeypatch):
+    generate = functools.partial(jlade.generate, tiny_llama(2), [3, 1, 4], max_new_tokens=30, with_statistics=True)
+    expected = generate(lookahead=None)
+    monkeypatch.setitem(TABLE, "repeat", Repeat)
+    found = generate(lookahead=LookaheadConfig.tree(5, sources=("repeat",)))
+    assert_same_texts(found, expected)
+    assert found.statistics.contributed["repeat"][0] == 30 - found.steps[0] > 0
+
+
 def test_sizes_of_a_setting_with_a_tree():
     setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, sources=("recycled", "pool"))
-    assert setting.sources == ("pool", "recycled"), "in the order of REACH"
+    assert setting.sources == ("pool", "recycled"), "in the order of the table"
     assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 9)
     assert setting.reach == {"pool": 4, "recycled": 8}

@@ -103,7 +103,7 @@ def test_warm_pools_go_from_turn_to_turn_and_question_to_question(whole):
                 with_statistics=True,
                 keep_state=True,
             )
-            pool = out.state.pool
+            pool = out.state.sources["pool"]
             candidates.append(tuple(out.statistics.num_drafted[0].tolist()))
     found = [results["some", question.id, "4,4,3:warm"] for question in QUESTIONS]
     assert [answer.num_drafted for result in found for answer in result.answers] == candidates

@@ -28,7 +28,7 @@ def results(params, directory, mesh=None):
     options |= {"sampling": SAMPLING, "key": key}
     second = jlade.generate(params, longer, state=out.state, **options)
     found |= {"continued": second.tokens, "continued_steps": second.steps}
-    jlade.save_pool(out.state.pool, directory / "pool.safetensors")
+    jlade.save_pool(out.state.sources["pool"], directory / "pool.safetensors")
     pool = jlade.load_pool(directory / "pool.safetensors")
     third = jlade.generate(params, PROMPTS, pool=pool, with_statistics=True, **options)
     found |= {"pool": pool.rows, "steps_with_pool": third.steps, "ngrams": third.statistics.ngrams}

@@ -81,8 +81,8 @@ def test_the_states_of_a_corpus_bring_their_recycled_logits():
     states = [generate(prompt, keep_state=True).state for prompt in ([3, 1, 4], [1, 5])]
     inputs, _ = jlade.prepare(PARAMS, [[3], [4]], lookahead=TREE, corpus=states)
     for first_column, name in (("after_token", "after_token"), ("pairs", "pairs"), ("pairs", "after_pair")):
-        keys = [np.asarray(getattr(state.memory.drafts.states["recycled"], first_column))[0, :, :1] for state in states]
-        first, second = (np.asarray(getattr(state.memory.drafts.states["recycled"], name))[0] for state in states)
+        keys = [np.asarray(getattr(state.sources["recycled"], first_column))[0, :, :1] for state in states]
+        first, second = (np.asarray(getattr(state.sources["recycled"], name))[0] for state in states)
         expected, known = np.where(keys[1] == NONE, first, second), (np.concatenate(keys, axis=1) != NONE).any(axis=1)
         assert known.any()
         for row in np.asarray(getattr(inputs.sources["recycled"], name)):
@@ -91,10 +91,10 @@ def test_the_states_of_a_corpus_bring_their_recycled_logits():
 
 def test_a_larger_corpus_of_the_same_power_of_two_compiles_nothing():
     prepare = functools.partial(jlade.prepare, PARAMS, [1], lookahead=TREE)
-    sizes = [prepare(corpus=[[1] * size])[0].corpus.tokens.shape for size in (1, 1023, 1024)]
+    sizes = [prepare(corpus=[[1] * size])[0].shared["corpus"].tokens.shape for size in (1, 1023, 1024)]
     assert sizes == [(1024,), (1024,), (2048,)]
-    assert prepare(corpus=[])[0].corpus.tokens.shape == (1024,)
-    text = prepare(corpus=["ab", [1]], tokenizer=tiny_tokenizer())[0].corpus.tokens
+    assert prepare(corpus=[])[0].shared["corpus"].tokens.shape == (1024,)
+    text = prepare(corpus=["ab", [1]], tokenizer=tiny_tokenizer())[0].shared["corpus"].tokens
     assert text[-1] == text[-3] == NONE != text[-4]
 
 
@@ -154,7 +154,7 @@ def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
     assert_same_texts(indexed, expected)
     np.testing.assert_array_equal(indexed.accepted, expected.accepted)
     state = generate(prompts[0], keep_state=True).state
-    assert state.memory.drafts.states["suffix"] is not None
+    assert state.sources["suffix"] is not None
     assert_same_texts(generate(turn, state=state), later)
     *_, last = jlade.stream(tiny_llama(2, max_positions=1024), prompts[0], max_new_tokens=40, lookahead=TREE)
     np.testing.assert_array_equal(last.generation.accepted, first.accepted)
@@ -209,7 +209,7 @@ def test_a_saved_corpus_is_read_from_the_file_where_it_is_needed(tmp_path):
 
 def test_a_setting_that_was_chosen_without_a_tree_ignores_it(monkeypatch):
     monkeypatch.setattr(choice, "choose", lambda *_: LookaheadConfig.paper(0, 4, 1))
-    assert jlade.prepare(PARAMS, [1], corpus=[[1, 2]])[0].corpus is None
+    assert jlade.prepare(PARAMS, [1], corpus=[[1, 2]])[0].shared == {}
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,9 @@ def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
         histogram = [accepted.count(number) for number in range(1, lookahead.max_accepted + 1)]
         assert statistics.accepted_histogram[row].tolist() == histogram
         assert statistics.steps_with_accepted[row] == sum(number > 1 for number in accepted)
-        pool = out.state.pool.ngrams[row].reshape(-1, lookahead.ngram_size).tolist() if lookahead.guess_set_size else []
+        pool = []
+        if lookahead.guess_set_size:
+            pool = out.state.sources["pool"].ngrams[row].reshape(-1, lookahead.ngram_size).tolist()
         keys = [ngram[0] for ngram in pool if ngram[0] >= 0]
         fan_outs = [keys.count(key) for key in set(keys)] or [0]
         assert statistics.keys[row] == (len(fan_outs) if lookahead.guess_set_size else 0)

@@ -121,9 +121,8 @@ def test_a_file_holds_all_of_it(tmp_path):
 
 def test_files_that_hold_none_are_refused(tmp_path):
     (tmp_path / "text").write_text("no prior")
-    jlade.save_pool(
-        generate([1], lookahead=LookaheadConfig.paper(4, 4, 3), keep_state=True).state.pool, tmp_path / "pool"
-    )
+    state = generate([1], lookahead=LookaheadConfig.paper(4, 4, 3), keep_state=True).state
+    jlade.save_pool(state.sources["pool"], tmp_path / "pool")
     prior = wrong()
     table = dataclasses.replace(prior.table, pairs=prior.table.pairs[:-1])
     jlade.save_prior(dataclasses.replace(prior, table=table), tmp_path / "cut")

@@ -49,15 +49,13 @@ def test_a_turn_continues_with_the_recycled_logits():
     """The table has every token that a turn read, also those that the next one does not read again."""
     first = generate([3, 1, 4, 1, 5], lookahead=TREE)
     text = [3, 1, 4, 1, 5, *first.tokens[0, : first.lengths[0]].tolist(), 9]
-    before = np.asarray(first.state.memory.drafts.states["recycled"].after_token)
+    before = np.asarray(first.state.sources["recycled"].after_token)
     assert all(before[0, token, 0] >= 0 for token in [3, 1, 4, 1, 5])
     inputs, config = jlade.prepare(PARAMS, text, state=first.state, lookahead=TREE, max_new_tokens=15)
     prefix = jlade.prefill(PARAMS, inputs, config)
     known = before[0, :, 0] >= 0
     assert (np.asarray(prefix.sources["recycled"].after_token)[0, known, 0] >= 0).all()
-    np.testing.assert_array_equal(
-        first.state.memory.drafts.states["recycled"].after_token, before, "the state stays as it was"
-    )
+    np.testing.assert_array_equal(first.state.sources["recycled"].after_token, before, "the state stays as it was")
     assert jlade.prefill(PARAMS, *jlade.prepare(PARAMS, text, lookahead=PAPER)).sources == {}
 
 
@@ -135,7 +133,7 @@ def test_the_pool_carries_over():
     for end in range(3, len(text) + 1):
         pool.insert(text[end - 3 : end])
     for key in range(13):
-        found = second.state.pool.ngrams[0, key].tolist()
+        found = second.state.sources["pool"].ngrams[0, key].tolist()
         assert [tuple(ngram[1:]) for ngram in found if ngram[0] == key] == pool.lookup(key)
 
 
@@ -148,7 +146,7 @@ def test_what_a_call_brings_is_in_its_inputs():
     assert inputs.sources["prediction"].text[:, :3].tolist() == [[4, 5, -1], [6, -1, -1]]
     followers = graded.tokens(inputs.sources["recycled"].after_token[:, 1, 0])
     assert followers.tolist() == [2, 2], "2 follows 1 in the corpus"
-    assert [token for token in inputs.corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
+    assert [token for token in inputs.shared["corpus"].tokens.tolist() if token >= 0] == [1, 2, 3]
 
 
 def test_rows_are_the_inputs_of_their_prompts():
@@ -170,7 +168,7 @@ def test_a_turn_has_the_pool_of_the_one_before():
     first = generate([3, 1, 4])
     text = [3, 1, 4, *first.tokens[0].tolist(), 9]
     inputs, _ = jlade.prepare(PARAMS, text, lookahead=PAPER, state=first.state)
-    np.testing.assert_array_equal(inputs.sources["pool"].rows, first.state.pool.rows)
+    np.testing.assert_array_equal(inputs.sources["pool"].rows, first.state.sources["pool"].rows)
     assert generate([3, 1, 4], keep_state=False).state is None
 
 
@@ -179,10 +177,10 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     prompts = [[3, 1, 4], [3, 1, 4, 1]]
     alone = generate(prompts, with_statistics=True)
     file = tmp_path / "pool.safetensors"
-    jlade.save_pool(alone.state.pool, file)
+    jlade.save_pool(alone.state.sources["pool"], file)
     assert [path.name for path in tmp_path.iterdir()] == ["pool.safetensors"]
     loaded = jlade.load_pool(file)
-    np.testing.assert_array_equal(loaded.ngrams, alone.state.pool.ngrams)
+    np.testing.assert_array_equal(loaded.ngrams, alone.state.sources["pool"].ngrams)
     of_one_row = NGramPool.of(loaded.ngrams[0], 13)
     for pool in (loaded, of_one_row):
         out = generate(prompts, pool=pool, with_statistics=True)
@@ -216,7 +214,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(error, match=message):
             generate([1, 2], **arguments)
 
-    pool = generate([1]).state.pool
+    pool = generate([1]).state.sources["pool"]
     state = generate([1]).state
     refused(TypeError, "state must be the `state` of a Generation made with keep_state=True, got str", state="later")
     refused(

@@ -32,8 +32,8 @@ import jax
 import numpy as np
 
 import jlade
-from jlade.config import check_int
 from jlade.conversion import location
+from jlade.errors import check_int
 from jlade.files import written_whole
 from jlade.generation import prompts
 from jlade.generation.results import Generation

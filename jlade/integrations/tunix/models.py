@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jlade.config import check_int
+from jlade.errors import check_int
 
 State = Any  # an `nnx.State`, the arrays of a model
 Layers = dict[str, dict[str, jax.Array]]  # "k" and "v" of "layer_0", "layer_1", ...

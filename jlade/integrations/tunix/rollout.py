@@ -15,10 +15,11 @@ from tunix.generate.base_sampler import SamplerOutput
 from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
-from jlade.config import LookaheadConfig, SamplingConfig, check_int
+from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Prefix
 from jlade.drafts.suffix import LONGEST
+from jlade.errors import check_int
 from jlade.generation import placement
 from jlade.generation import request as request_lib
 from jlade.generation.generate import finish
