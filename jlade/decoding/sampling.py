@@ -188,9 +188,10 @@ def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, num_top
       tokens: [A] int32.
       num_top: K, the number of the most probable tokens.
     """
-    top = jnp.zeros((len(tokens), 0), jnp.int32)
     if num_top:
         top, _ = VocabularyShard(logits.shape[-1]).top(logits, num_top)
+    else:
+        top = jnp.zeros((len(tokens), 0), jnp.int32)
 
     def at(tokens: jax.Array, logits: jax.Array) -> jax.Array:
         return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), jnp.maximum(tokens, 0), axis=-1)
