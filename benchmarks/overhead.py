@@ -84,9 +84,9 @@ def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, ne
     num_steps = int(end.num_steps[0])
     tokens = jnp.asarray(np.resize(ids, (1, lookahead.block_size)))
     accepted = end.info.accepted[0, :num_steps]
-    tree = end.memory.drafts.tree
+    tree = end.drafts.tree
     del end
-    model = functools.partial(_run_model, params, start.memory.cache, tree, tokens, accepted, num_steps, config=config)
+    model = functools.partial(_run_model, params, start.cache, tree, tokens, accepted, num_steps, config=config)
     jax.block_until_ready(model())
     seconds = in_turns({"whole": whole, "model": model}, repeat)
     outside = [100 * (a - b) / a for a, b in zip(seconds["whole"], seconds["model"], strict=True)]

@@ -254,18 +254,18 @@ def find(
     def step_time(tokens: int) -> float:
         return estimate.step_time(rates, tokens, each, weights).total / plain
 
-    def level_time(level: LookaheadConfig) -> float:
+    def time_of(setting: LookaheadConfig) -> float:
         if stored is not None and stored.step_times:
             sizes, seconds = list(stored.step_times), list(stored.step_times.values())
-            return float(np.interp(level.block_size, sizes, seconds)) / seconds[0]
-        return step_time(division.share_size(level, mesh_lib.size(mesh, LOOKAHEAD))[0])
+            return float(np.interp(setting.block_size, sizes, seconds)) / seconds[0]
+        return step_time(division.share_size(setting, mesh_lib.size(mesh, LOOKAHEAD))[0])
 
     plain = estimate.step_time(rates, 1, each, weights).total
-    levels = adaptive.levels(lookahead)
-    passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, levels)]
-    num_drafting = len(levels) - adaptive.has_forecast(lookahead)  # by forecasts, most plain steps rest
-    setting = dataclasses.replace(lookahead, relative_step_time=None)
-    path = key.path.parent.with_name("costs") / key.name(setting, *calls)
+    settings = adaptive.settings(lookahead)
+    passes, steps = [step_time(size) for size, _ in chunks], [*map(time_of, settings)]
+    num_drafting = len(settings) - adaptive.has_forecast(lookahead)  # by forecasts, most plain steps rest
+    without_cost = dataclasses.replace(lookahead, relative_step_time=None)
+    path = key.path.parent.with_name("costs") / key.name(without_cost, *calls)
     return _find(tuple(passes), tuple(steps), num_drafting, path)
 
 

@@ -20,7 +20,7 @@ from jlade.costs.tuning import Trial, Tuning
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.errors import check_int
-from jlade.lookahead.adaptive import has_forecast, levels
+from jlade.lookahead import adaptive
 from jlade.lookahead.names import label
 from jlade.models.base import Params
 
@@ -90,7 +90,11 @@ def find_fastest(
     num_others = len(set(settings)) + 1  # the settings, and the last comparison
     timed = settings
     if options.adaptive:  # the cost of each width decides
-        timed = [level for setting in settings for level in (levels(setting) if has_forecast(setting) else (setting,))]
+        timed = [
+            width
+            for setting in settings
+            for width in (adaptive.settings(setting) if adaptive.has_forecast(setting) else (setting,))
+        ]
     try:
         time_blocks(timed, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce, num_others)
         if options.adaptive:
@@ -195,7 +199,7 @@ def time_blocks(
 
 def _with_cost(setting: LookaheadConfig, step_times: dict[int, float]) -> LookaheadConfig:
     """Returns a setting whose drafts tell the width that pays with the cost of its step."""
-    if not has_forecast(setting):
+    if not adaptive.has_forecast(setting):
         return setting
     seconds = np.interp(setting.block_size, list(step_times), list(step_times.values()))
     return dataclasses.replace(setting, relative_step_time=round(float(seconds) / step_times[1], 2))

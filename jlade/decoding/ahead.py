@@ -1,11 +1,11 @@
 """Programs that can be compiled ahead of their first call, also while another thread runs others.
 
-Given the shapes of arrays, as `shapes` returns them, a function of `jit` compiles, and returns the shapes of its
-results. So code that runs programs on arrays compiles them when it gets shapes. JAX keeps what `lower` and `compile`
-make: a later call with such arrays compiles nothing.
+Called with `jax.ShapeDtypeStruct`s, as `shapes` returns them, a function decorated with `jit` compiles its program and
+returns the shapes of its results. The code that runs a model therefore also compiles it ahead of time. JAX keeps what
+`lower` and `compile` make: a later call with such arrays compiles nothing.
 
-Within `answered` the calls of all these functions go to a function of the caller: one that compiles them for another
-device, or one that has the programs of an earlier process. So a call is the list of its own programs.
+`intercept(handler)` passes every such call to `handler`, which may compile it for another device or run a program of an
+earlier process. To run a decode under it is to list its programs.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     settings: dict[str, Any]
 
     def run(self) -> Any:
-        """Returns the results as if nobody answered the call; it compiles the program if it is new."""
+        """Returns the results as if nothing intercepted the call; it compiles the program if it is new."""
         return _run(self.jitted, self.arrays, self.settings)
 
     def apart(self) -> "Call":
@@ -52,18 +52,18 @@ class Call(NamedTuple):
         return self._replace(jitted=jax.jit(copy, **self.options))
 
 
-Answer = Callable[[Call], Any]
-_answer: contextvars.ContextVar[Answer | None] = contextvars.ContextVar("answer", default=None)
+Handler = Callable[[Call], Any]
+_handler: contextvars.ContextVar[Handler | None] = contextvars.ContextVar("handler", default=None)
 
 
 @contextlib.contextmanager
-def answered(by: Answer | None) -> Iterator[None]:
-    """Lets `by` return the results of the calls that this thread makes in the block, but for those that `by` makes."""
-    token = _answer.set(by)
+def intercept(handler: Handler | None) -> Iterator[None]:
+    """Lets `handler` return the results of this thread's calls in the block, but for the calls that it makes itself."""
+    token = _handler.set(handler)
     try:
         yield
     finally:
-        _answer.reset(token)
+        _handler.reset(token)
 
 
 def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -80,13 +80,13 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
         @functools.wraps(jitted)
         def call(*args: Any, **kwargs: Any) -> T:
-            answer = _answer.get()
-            if answer is not None:
-                given = signature().bind(*args, **kwargs).arguments
-                arrays = tuple(value for name, value in given.items() if name not in static)
-                settings = {name: value for name, value in given.items() if name in static}
-                with answered(None):
-                    results: T = answer(Call(function.__name__, function, options, jitted, arrays, settings))
+            handler = _handler.get()
+            if handler is not None:
+                arguments = signature().bind(*args, **kwargs).arguments
+                arrays = tuple(value for name, value in arguments.items() if name not in static)
+                settings = {name: value for name, value in arguments.items() if name in static}
+                with intercept(None):
+                    results: T = handler(Call(function.__name__, function, options, jitted, arrays, settings))
                 return results
             results = _run(jitted, args, kwargs)
             return results
@@ -102,18 +102,18 @@ def is_shapes(arrays: Any) -> bool:
 
 
 def shapes(arrays: Any) -> Any:
-    """Returns the shapes of a pytree of arrays, in the devices' memory or in NumPy, with the places of the former."""
+    """Returns the shapes of a pytree of arrays of JAX, with their shardings, or of NumPy."""
 
-    def of(array: Any) -> jax.ShapeDtypeStruct:
+    def shape_of(array: Any) -> jax.ShapeDtypeStruct:
         shape = jax.ShapeDtypeStruct(array.shape, array.dtype)
         return _placed(shape, array.sharding) if isinstance(array, jax.Array) and array.committed else shape
 
-    return jax.tree.map(of, arrays)
+    return jax.tree.map(shape_of, arrays)
 
 
 def results_of(compiled: Any) -> Any:
-    """Returns the shapes of the results of a program, a `jax.stages.Compiled`, with their places."""
-    return jax.tree.map(lambda each: _placed(each, each.sharding), compiled.out_info)
+    """Returns the shapes of the results of a program, a `jax.stages.Compiled`, with their shardings."""
+    return jax.tree.map(lambda result: _placed(result, result.sharding), compiled.out_info)
 
 
 def _run(jitted: Any, args: Any, kwargs: Any) -> Any:
@@ -128,8 +128,8 @@ def _run(jitted: Any, args: Any, kwargs: Any) -> Any:
 def _compile(jitted: Any, args: Any, kwargs: Any) -> Any:
     compiled, results = jitted.lower(*args, **kwargs).compile(), jitted.eval_shape(*args, **kwargs)
     # Results are bound to devices if an argument is; otherwise JAX may move them.
-    given = (each for each in jax.tree.leaves(args) if isinstance(each, jax.ShapeDtypeStruct))
-    is_placed = any(each.sharding is not None for each in given)
+    shapes = (leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.ShapeDtypeStruct))
+    is_placed = any(shape.sharding is not None for shape in shapes)
     return jax.tree.map(_placed, results, compiled.output_shardings) if is_placed else results
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.decoding import ahead, reading, sharding
-from jlade.decoding import prefill as prefill_lib
+from jlade.decoding import ahead, prefill, reading, sharding
 from jlade.decoding import step as step_lib
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory
 from jlade.lookahead import adaptive
@@ -21,6 +20,17 @@ from jlade.mesh import DATA
 from jlade.models.base import Params
 
 NO_LIMIT = 2**30  # steps
+
+
+class Limits(NamedTuple):
+    """When a loop returns, besides the end of all sequences; see `run_steps`."""
+
+    max_steps: jax.Array  # [] int32
+    stop_at: jax.Array | None = None  # [] int32
+    until: jax.Array | None = None  # [B] int32
+
+
+LIMIT_SPECS = Limits(PartitionSpec(), PartitionSpec(), sharding.BATCH)  # type: ignore[arg-type]  # specs, not arrays
 
 
 class _Carry(NamedTuple):
@@ -46,8 +56,8 @@ def decode(params: Params, inputs: Inputs, config: DecodeConfig) -> DecodeState:
       ValueError: when the capacity is too small and lengths and limits are not traced.
     """
     params = sharding.put_params(params, config.mesh)
-    cache = prefill_lib.prefill(params, inputs, config)
-    return run_steps(params, prefill_lib.start(cache, inputs, config), config)
+    cache = prefill.prefill(params, inputs, config)
+    return run_steps(params, prefill.start(cache, inputs, config), config)
 
 
 @mesh_lib.mesh_agnostic
@@ -55,7 +65,7 @@ def step(params: Params, state: DecodeState, config: DecodeConfig) -> DecodeStat
     """Returns the state after one step, at the width that the state's pace gives."""
     if state.pace is None and config.mesh is None:
         return step_lib.step(params, state, config, Level(config.lookahead))
-    return _steps(params, state, jnp.int32(1), None, None, config)
+    return _steps(params, state, Limits(jnp.int32(1)), config)
 
 
 @mesh_lib.mesh_agnostic
@@ -84,72 +94,54 @@ def run_steps(
         others make steps. It returns as soon as one of them has `until` tokens, without which it does not go on.
     """
     small = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
-    stop_at = None if stop_at is None else _number(stop_at)
-    after = _run(params, small, state.memory, _number(max_steps), stop_at, until, config)
+    limits = Limits(_int32(max_steps), None if stop_at is None else _int32(stop_at), until)
+    after = _run(params, small, state.memory, limits, config)
     return dataclasses.replace(after, inputs=state.inputs)
 
 
-def _number(value: int | jax.Array) -> Any:
+def _int32(value: int | jax.Array) -> Any:
     """Returns a number [] int32. One of Python stays on the host: its conversion on the device would be a program."""
     return np.int32(value) if isinstance(value, int) else jnp.int32(value)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
-def _run(
-    params: Params,
-    small: DecodeState,
-    memory: Memory,
-    max_steps: jax.Array,
-    stop_at: jax.Array | None,
-    until: jax.Array | None,
-    config: DecodeConfig,
-) -> DecodeState:
-    after = _steps(params, dataclasses.replace(small, memory=memory), max_steps, stop_at, until, config)
+def _run(params: Params, small: DecodeState, memory: Memory, limits: Limits, config: DecodeConfig) -> DecodeState:
+    after = _steps(params, dataclasses.replace(small, memory=memory), limits, config)
     # A program copies each argument that it returns unchanged: in every step of a stream, the table of stop strings.
     return dataclasses.replace(after, inputs=None)  # type: ignore[arg-type]  # `run_steps` has them
 
 
-def _steps(
-    params: Params,
-    state: DecodeState,
-    max_steps: jax.Array,
-    stop_at: jax.Array | None,
-    until: jax.Array | None,
-    config: DecodeConfig,
-) -> DecodeState:
+def _steps(params: Params, state: DecodeState, limits: Limits, config: DecodeConfig) -> DecodeState:
     """Makes steps on the program's devices."""
-    loop = functools.partial(_loop, config=config)
     specs = sharding.state_specs(state.inputs, config)
-    in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec(), PartitionSpec(), sharding.BATCH
-    return mesh_lib.shard(loop, config.mesh, in_specs, specs)(params, state, max_steps, stop_at, until)
+    in_specs = sharding.param_specs(params, config.mesh), specs, LIMIT_SPECS
+    steps_of_device = mesh_lib.shard(functools.partial(_loop, config=config), config.mesh, in_specs, specs)
+    return steps_of_device(params, state, limits)
 
 
-def _loop(
-    params: Params,
-    state: DecodeState,
-    max_steps: jax.Array,
-    stop_at: jax.Array | None,
-    until: jax.Array | None,
-    config: DecodeConfig,
-) -> DecodeState:
-    """`_steps` for the sequences of a device."""
+def _loop(params: Params, state: DecodeState, limits: Limits, config: DecodeConfig) -> DecodeState:
+    """Makes steps of the sequences of a device."""
 
     def goes_on(carry: _Carry) -> jax.Array:
-        return (carry.num_running > (0 if stop_at is None else stop_at)) & (carry.num_steps < max_steps)
+        stop_at = 0 if limits.stop_at is None else limits.stop_at
+        return (carry.num_running > stop_at) & (carry.num_steps < limits.max_steps)
 
-    def step_at(level: Level, carry: _Carry) -> _Carry:
+    def make_step(level: Level, carry: _Carry) -> _Carry:
         return _next(carry, step_lib.step(params, carry.state, config, level), config.mesh)
 
     carry = _Carry(state, jnp.int32(0), _count(~state.done, config.mesh))
-    if until is not None:
-        return _reading_loop(params, carry, goes_on, until, config)
+    if limits.until is not None:
+        return _reading_loop(params, carry, goes_on, limits.until, config)
     if state.pace is not None:
         return _adaptive_loop(params, carry, goes_on, config)
-    make_step = functools.partial(step_at, Level(config.lookahead))
+    level = Level(config.lookahead)
     if _may_be_plain(state, config):  # as sequences end; none begins here
-        carry = jax.lax.while_loop(lambda carry: goes_on(carry) & _has_drafts(carry.state, config), make_step, carry)
-        make_step = functools.partial(step_at, adaptive.REST)
-    return jax.lax.while_loop(goes_on, make_step, carry).state
+        has_drafts = functools.partial(_has_drafts, config=config)
+        carry = jax.lax.while_loop(
+            lambda carry: goes_on(carry) & has_drafts(carry.state), functools.partial(make_step, level), carry
+        )
+        level = adaptive.REST
+    return jax.lax.while_loop(goes_on, functools.partial(make_step, level), carry).state
 
 
 def _may_be_plain(state: DecodeState, config: DecodeConfig) -> bool:
@@ -214,12 +206,11 @@ def _adaptive_loop(
     Each level has a loop of its own, within one around all of them: with a conditional in a single loop, compilers copy
     the cache.
     """
-    settings, has_forecast = adaptive.levels(config.lookahead), adaptive.has_forecast(config.lookahead)
-    levels = [*map(Level, settings), *([adaptive.REST] if has_forecast else [])]
+    levels, has_forecast = adaptive.levels(config.lookahead), adaptive.has_forecast(config.lookahead)
+    forecast = functools.partial(adaptive.forecast, settings=adaptive.settings(config.lookahead))
+    may_be_plain = _may_be_plain(carry.state, config)
     costs = carry.state.inputs.costs
     assert costs is not None
-
-    may_be_plain = _may_be_plain(carry.state, config)
 
     def is_at(index: int, carry: _Carry) -> jax.Array:
         assert carry.state.pace is not None
@@ -228,7 +219,7 @@ def _adaptive_loop(
             level = jnp.where(_has_drafts(carry.state, config), level, len(levels) - 1)
         return goes_on(carry) & (level == index)
 
-    def step_at(level: Level, carry: _Carry) -> _Carry:
+    def make_step(level: Level, carry: _Carry) -> _Carry:
         before = carry.state
         assert before.pace is not None
         after = step_lib.step(params, before, config, level)
@@ -236,8 +227,8 @@ def _adaptive_loop(
         if level == adaptive.REST:
             pace = adaptive.rest(before.pace)
         elif has_forecast:
-            forecast = jax.vmap(functools.partial(adaptive.forecast, levels=settings))(after.memory.drafts.tree)
-            pace = adaptive.choose(before.pace, accepted, _mean(forecast, ~after.done, config.mesh), costs)
+            expected = _mean(jax.vmap(forecast)(after.drafts.tree), ~after.done, config.mesh)
+            pace = adaptive.choose(before.pace, accepted, expected, costs)
         else:
             pace = adaptive.update(before.pace, accepted, costs)
         if may_be_plain and level == levels[-1]:
@@ -247,7 +238,7 @@ def _adaptive_loop(
 
     def all_levels(carry: _Carry) -> _Carry:
         for index, level in enumerate(levels):
-            carry = jax.lax.while_loop(functools.partial(is_at, index), functools.partial(step_at, level), carry)
+            carry = jax.lax.while_loop(functools.partial(is_at, index), functools.partial(make_step, level), carry)
         return carry
 
     return jax.lax.while_loop(goes_on, all_levels, carry).state

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jlade.config import LookaheadConfig
 from jlade.constraints import constraint as constraints
-from jlade.decoding import sampling as sampling_lib
+from jlade.decoding import sampling
 from jlade.decoding.block import Block
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.drafts.tree import Tree
+from jlade.lookahead.adaptive import Level
 from jlade.vocabulary import VocabularyShard
 
 
@@ -31,77 +31,105 @@ class Predictions(NamedTuple):
     are_finite: jax.Array  # [R] bool, whether `processed` have no NaN, no infinity and a token above -inf
 
 
-def rejects(state: DecodeState, level: LookaheadConfig) -> bool:
+def rejects(state: DecodeState, level: Level) -> bool:
     """Returns whether drafts are accepted by rejection sampling, Algorithm 4, not where they equal a prediction."""
     is_sampled = state.inputs.sampling.temperature is not None
-    return is_sampled and level.verification == "rejection" and level.num_drafted > 0
+    return is_sampled and level.setting.verification == "rejection" and level.setting.num_drafted > 0
 
 
-def predict(
-    state: DecodeState, block: Block, logits: jax.Array, config: DecodeConfig, level: LookaheadConfig
-) -> Predictions:
-    """Returns the predictions after the outputs of a block.
-
-    They are drawn with the noise of their positions, so that each is the token of plain sampling there. At temperature
-    0, and in a greedy window, they are the most probable tokens.
+def predict(state: DecodeState, block: Block, logits: jax.Array, config: DecodeConfig, level: Level) -> Predictions:
+    """Returns the predictions after the outputs of a block: the controls make them of the model's logits, then a draw.
 
     Args:
       state: of one sequence, before the step.
       block: of the step.
       logits: [R', V'] of the device's outputs.
-      config, level: those of `step`.
+      config: the static settings.
+      level: the width of the step.
     """
-    inputs, sampling, vocabulary = state.inputs, state.inputs.sampling, config.vocabulary
-    positions = jnp.asarray(block.positions)[block.outputs]
-    if rejects(state, level) or config.logprobs or sampling.filters:
+    vocabulary = config.vocabulary
+    if rejects(state, level) or config.logprobs or state.inputs.sampling.filters:
         logits, vocabulary = vocabulary.whole(logits), VocabularyShard(vocabulary.size)
-    if sampling.logit_bias is not None:
-        sampling = dataclasses.replace(sampling, logit_bias=vocabulary.take(sampling.logit_bias))
-    processed = logits
-    stopping, num_generated = inputs.stopping, state.num_tokens - inputs.lengths
-    if stopping.min_new_tokens is not None:
-        too_early = num_generated + positions < stopping.min_new_tokens
-        processed = sampling_lib.ban(processed, stopping.eos_ids, too_early, vocabulary)
-    states, constraint = None, inputs.constraint
-    if constraint is not None:
-        states = constraints.along(constraint, state.constraint_state, block.tree, level.max_accepted - 1)
-        is_allowed = jax.vmap(constraint.allowed)(states)
-        # Guesses of the window may be any tokens.
-        guesses = jnp.ones((level.window_size, vocabulary.size), bool)
-        is_allowed = jnp.concatenate([is_allowed[:1], guesses, is_allowed[1:]])
-        is_allowed = is_allowed if block.share is None else is_allowed[block.share.rows]
-        # A sum, in which NaN and infinity are still seen.
-        processed = processed + jnp.where(vocabulary.take(is_allowed), 0.0, sampling_lib.NEVER)
-    if state.counts is None:
-        processed = sampling_lib.process(processed, sampling, None, None)
-    else:
-        before = _tokens_before(block.tree, level.window_size, vocabulary.size)
-        generated = state.counts.generated[None, :] + (before if block.share is None else before[block.share.rows])
-        prompt, generated = vocabulary.take(state.counts.prompt), vocabulary.take(generated)
-        processed = sampling_lib.process(processed, sampling, prompt, generated)
-
+    positions = jnp.asarray(block.positions)[block.outputs]
+    processed, states = _control(state, block, logits, positions, vocabulary, level)
     highest, greedy = vocabulary.highest(processed)
     drawn, sharpened = greedy, processed
-    if sampling.temperature is not None:
-        sharpened = sampling_lib.sharpen(processed, sampling.temperature, vocabulary)
-        # The farthest position is after the window's last token, or after the end of the longest draft.
-        after_window = level.window_size + level.ngram_size - 3 if level.window_size else 0
-        farthest = max(after_window, level.max_accepted - 1)
-        predicted = state.num_tokens + jnp.arange(farthest + 1, dtype=jnp.int32)
-        noise = vocabulary.take(sampling_lib.noise_at(inputs.key, predicted, vocabulary.size))
-        drawn = vocabulary.argmax(sharpened + noise[positions])
+    if state.inputs.sampling.temperature is not None:
+        drawn, sharpened = _draw(state, processed, positions, vocabulary, level)
 
-    end = 1 + level.window_size
     drawn, greedy = block.gather(drawn), block.gather(greedy)
+    first_draft = 1 + level.setting.window_size
     return Predictions(
-        window=(greedy if level.window_draw == "greedy" else drawn)[1:end],
-        tokens=jnp.append(drawn[:1], drawn[end:]),
+        window=(greedy if level.setting.window_draw == "greedy" else drawn)[1:first_draft],
+        tokens=jnp.append(drawn[:1], drawn[first_draft:]),
         logits=logits,
         processed=processed,
         states=states,
         sharpened=sharpened,
         are_finite=jnp.isfinite(highest),
     )
+
+
+def _control(
+    state: DecodeState,
+    block: Block,
+    logits: jax.Array,
+    positions: jax.Array,
+    vocabulary: VocabularyShard,
+    level: Level,
+) -> tuple[jax.Array, Any]:
+    """Applies the controls of the request to logits.
+
+    Args:
+      state, block, level: of the step.
+      logits: [R, V'] of the tokens of `vocabulary`.
+      positions: [R] int32, of the outputs, relative to the position of the current token.
+      vocabulary: all tokens, or the slice of the device.
+
+    Returns:
+      The processed logits [R, V'], and the states of the constraint, as `Predictions` has them.
+    """
+    stopping, constraint, controls = state.inputs.stopping, state.inputs.constraint, state.inputs.sampling
+    states = prompt = generated = None
+    if stopping.min_new_tokens is not None:
+        num_generated = state.num_tokens - state.inputs.lengths + positions
+        logits = sampling.ban(logits, stopping.eos_ids, num_generated < stopping.min_new_tokens, vocabulary)
+    if constraint is not None:
+        states = constraints.along(constraint, state.constraint_state, block.tree, level.setting.max_accepted - 1)
+        is_allowed = jax.vmap(constraint.allowed)(states)
+        # Guesses of the window may be any tokens.
+        guesses = jnp.ones((level.setting.window_size, vocabulary.size), bool)
+        is_allowed = block.of_device(jnp.concatenate([is_allowed[:1], guesses, is_allowed[1:]]))
+        # A sum, in which NaN and infinity are still seen.
+        logits = logits + jnp.where(vocabulary.take(is_allowed), 0.0, sampling.NEVER)
+    if state.counts is not None:
+        drafted = block.of_device(_tokens_before(block.tree, level.setting.window_size, vocabulary.size))
+        prompt = vocabulary.take(state.counts.prompt)
+        generated = vocabulary.take(state.counts.generated[None, :] + drafted)
+    if controls.logit_bias is not None:
+        controls = dataclasses.replace(controls, logit_bias=vocabulary.take(controls.logit_bias))
+    return sampling.process(logits, controls, prompt, generated), states
+
+
+def _draw(
+    state: DecodeState, processed: jax.Array, positions: jax.Array, vocabulary: VocabularyShard, level: Level
+) -> tuple[jax.Array, jax.Array]:
+    """Draws tokens with the noise of their positions, so that each is the token of plain sampling there.
+
+    At temperature 0 they are the most probable tokens. Arguments are those of `_control`.
+
+    Returns:
+      The tokens [R] int32, and the logits of the distribution that they come from, `Predictions.sharpened`.
+    """
+    controls, setting = state.inputs.sampling, level.setting
+    assert controls.temperature is not None
+    sharpened = sampling.sharpen(processed, controls.temperature, vocabulary)
+    # The farthest position is after the window's last token, or after the end of the longest draft.
+    after_window = setting.window_size + setting.ngram_size - 3 if setting.window_size else 0
+    farthest = max(after_window, setting.max_accepted - 1)
+    predicted = state.num_tokens + jnp.arange(farthest + 1, dtype=jnp.int32)
+    noise = vocabulary.take(sampling.noise_at(state.inputs.key, predicted, vocabulary.size))
+    return vocabulary.argmax(sharpened + noise[positions]), sharpened
 
 
 def _tokens_before(tree: Tree, window_size: int, vocab_size: int) -> jax.Array:

@@ -51,9 +51,9 @@ def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
     params, inputs = sharding.put_params(params, config.mesh), sharding.put(inputs, config)
     readers = config.sources.readers
     # The program knows of the setting only the sources that read prompts.
-    known = {name: state for name, state in inputs.sources.items() if name in readers.specs}
+    states = {name: state for name, state in inputs.sources.items() if name in readers.specs}
     reading = _Reading(config.decoder, readers, config.chunks, config.mesh)
-    return _read(params, inputs.prompts, inputs.lengths, Prefix(inputs.cache, known), reading=reading)
+    return _read(params, inputs.prompts, inputs.lengths, Prefix(inputs.cache, states), reading=reading)
 
 
 def check_capacity(inputs: Inputs) -> None:
@@ -98,8 +98,8 @@ class _Reading:
         def read(positions: jax.Array) -> jax.Array:
             return jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
 
-        def has_more_than(least: int, carry: tuple[Prefix, jax.Array]) -> jax.Array:
-            return carry[1] > least
+        def has_more_than(threshold: int, carry: tuple[Prefix, jax.Array]) -> jax.Array:
+            return carry[1] > threshold
 
         def read_chunk(chunk: int, carry: tuple[Prefix, jax.Array]) -> tuple[Prefix, jax.Array]:
             (cache, states), left = (carry[0].cache, carry[0].sources), carry[1]
@@ -119,8 +119,8 @@ class _Reading:
             return Prefix(self.decoder.commit(cache, block_kv, index, num_read), states), left - chunk
 
         prefix = Prefix(cache, states)
-        for chunk, least in fitting(self.chunks, capacity):
-            condition, body = functools.partial(has_more_than, least), functools.partial(read_chunk, chunk)
+        for chunk, threshold in fitting(self.chunks, capacity):
+            condition, body = functools.partial(has_more_than, threshold), functools.partial(read_chunk, chunk)
             prefix, left = jax.lax.while_loop(condition, body, (prefix, left))
         return prefix
 
@@ -139,25 +139,25 @@ def best(params: Params, hidden: jax.Array, decoder: Decoder, vocabulary: Vocabu
     To save memory, it takes a few rows at a time.
     """
     batch_size, size, width = hidden.shape
-    together = math.gcd(size, ROWS)
-    groups = jnp.swapaxes(hidden.reshape(batch_size, size // together, together, width), 0, 1)
-    found = jax.lax.map(lambda group: graded.best(decoder.logits(params, group), vocabulary), groups)
-    return jnp.swapaxes(found, 0, 1).reshape(batch_size, size, RANKS)
+    num_rows = math.gcd(size, ROWS)
+    groups = jnp.swapaxes(hidden.reshape(batch_size, size // num_rows, num_rows, width), 0, 1)
+    best_of_groups = jax.lax.map(lambda group: graded.best(decoder.logits(params, group), vocabulary), groups)
+    return jnp.swapaxes(best_of_groups, 0, 1).reshape(batch_size, size, RANKS)
 
 
 def fitting(chunks: Chunks, capacity: int) -> Chunks:
     """Returns the chunks for a cache of `capacity` entries, fewer for a small one: each compiles a forward pass."""
-    *larger, (smallest, least) = chunks
-    return (*(pair for pair in larger if 4 * pair[0] <= capacity), (min(smallest, capacity), least))
+    *larger, (smallest, threshold) = chunks
+    return (*(pair for pair in larger if 4 * pair[0] <= capacity), (min(smallest, capacity), threshold))
 
 
 def num_passes(chunks: Chunks, capacity: int, num_tokens: int) -> list[int]:
     """Returns the number of forward passes over each chunk in which `num_tokens` tokens of a prompt are read."""
-    numbers = []
-    for chunk, least in fitting(chunks, capacity):
-        numbers.append(max(0, -((least - num_tokens) // chunk)))
-        num_tokens -= chunk * numbers[-1]
-    return [0] * (len(chunks) - len(numbers)) + numbers
+    passes = []
+    for chunk, threshold in fitting(chunks, capacity):
+        passes.append(max(0, -((threshold - num_tokens) // chunk)))
+        num_tokens -= chunk * passes[-1]
+    return [0] * (len(chunks) - len(passes)) + passes
 
 
 @mesh_lib.mesh_agnostic
@@ -174,11 +174,11 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
     check_capacity(inputs)
     inputs = sharding.put(inputs, config)
     # Another setting may have read the prompts, with sources that this one lacks.
-    known = {name: state for name, state in prefix.sources.items() if name in config.sources.readers.specs}
-    prefix = dataclasses.replace(prefix, sources=known)
+    states = {name: state for name, state in prefix.sources.items() if name in config.sources.readers.specs}
+    prefix = dataclasses.replace(prefix, sources=states)
     window_tokens = config.lookahead.window_size * (config.lookahead.ngram_size - 1)
-    number = DRAWN * max(1, -(-window_tokens // DRAWN))
-    keys, drawn = _draw(inputs.key, inputs.prompts, inputs.lengths, places, number)
+    num_drawn = DRAWN * max(1, -(-window_tokens // DRAWN))
+    keys, drawn = _draw(inputs.key, inputs.prompts, inputs.lengths, places, num_drawn)
     noise = _noise(keys, inputs.lengths, inputs.sampling, config.lookahead, config.decoder.vocab_size)
     return _start(prefix, inputs, keys, drawn, noise, config)
 
@@ -186,19 +186,19 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
 # Random numbers take long to compile: the two programs below serve windows of any usual size and any drafts.
 
 
-@ahead.jit(static_argnames="number")
+@ahead.jit(static_argnames="num_drawn")
 def _draw(
-    key: jax.Array, prompts: jax.Array, lengths: jax.Array, places: jax.Array | None, number: int
+    key: jax.Array, prompts: jax.Array, lengths: jax.Array, places: jax.Array | None, num_drawn: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the key of each sequence [B], and `number` tokens for its first window [B, number]."""
+    """Returns the key of each sequence [B], and tokens for its first window [B, num_drawn]."""
     # A sequence with a key of its own is the first of a batch of its own. With one key for all sequences, equal prompts
     # get equal windows, wherever they stand in the batch.
-    key, each = sampling.threefry(key), 0 if key.ndim else None
+    key, key_axis = sampling.threefry(key), 0 if key.ndim else None
     if places is None:
         places = jnp.zeros_like(lengths) if key.ndim else jnp.arange(len(lengths), dtype=jnp.int32)
-    keys = jax.vmap(jax.random.fold_in, in_axes=(each, 0))(key, places)
-    draw = functools.partial(window.draw, number=number)
-    return keys, jax.vmap(draw, in_axes=(each, 0, 0))(key, prompts, lengths)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(key_axis, 0))(key, places)
+    draw = functools.partial(window.draw, number=num_drawn)
+    return keys, jax.vmap(draw, in_axes=(key_axis, 0, 0))(key, prompts, lengths)
 
 
 @ahead.jit(static_argnames=("lookahead", "vocab_size"))
@@ -232,20 +232,20 @@ def _start_of_device(
 
     # Decoding writes to the states in place; the caller keeps its own.
     states = for_each(sources.empty(), batch_size) | jax.tree.map(jnp.copy, inputs.sources) | prefix.sources
-    known = jnp.zeros_like(lengths) if inputs.cache is None else inputs.cache.length
-    longest = jnp.max(lengths - known)
+    num_cached = jnp.zeros_like(lengths) if inputs.cache is None else inputs.cache.length
+    longest = jnp.max(lengths - num_cached)
 
     def draft(
         states: dict[str, State],
         tokens: jax.Array,
         length: jax.Array,
-        known: jax.Array,
+        num_cached: jax.Array,
         noise: Any,
         constraint: Constraint | None,
         constraint_state: Any,
         has_drafts: jax.Array | None,
     ) -> Drafts:
-        states = sources.start(states, Prompt(tokens, length, known, longest))
+        states = sources.start(states, Prompt(tokens, length, num_cached, longest))
         guide = constraints.guide(constraint, constraint_state)
         return sources.draft(None, Text(tokens, length, noise, guide, inputs.shared, states), has_drafts)
 
@@ -253,7 +253,7 @@ def _start_of_device(
     draft_all = jax.vmap(draft, in_axes=(0, 0, 0, 0, 0, constraint_axes, 0, 0))
     constraint_state = _constraint_state(inputs, constraint_axes)
     of_constraint = inputs.constraint, constraint_state
-    drafts = draft_all(states, prompts, lengths, known, noise, *of_constraint, inputs.has_drafts)
+    drafts = draft_all(states, prompts, lengths, num_cached, noise, *of_constraint, inputs.has_drafts)
 
     first_window = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
     count = functools.partial(sampling.count_prompt, vocab_size=config.decoder.vocab_size)
@@ -293,8 +293,8 @@ def _kept(inputs: Inputs, keys: jax.Array) -> Inputs:
     return dataclasses.replace(inputs, prompts=None, cache=None, sources={}, key=keys)  # type: ignore[arg-type]
 
 
-def _no_logprobs(shape: tuple[int, ...], number: int) -> LogProbs:
-    chosen, top = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, number), jnp.float32)
+def _no_logprobs(shape: tuple[int, ...], num_top: int) -> LogProbs:
+    chosen, top = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, num_top), jnp.float32)
     return LogProbs(chosen, chosen, top, top.astype(jnp.int32))
 
 

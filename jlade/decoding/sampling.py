@@ -19,7 +19,7 @@ NEVER = -jnp.inf  # the logit of a token that must not be drawn
 THREEFRY = "threefry2x32"  # of `jax.random`
 # Smaller temperatures are the limit, the highest logit. Divided by them, logits are so large that float32's rounding,
 # which is not equal in all places of a compiled program, shows in their softmax.
-LEAST_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 # Folded into a key for draws that are not the noise of a position.
 REJECTION, WINDOW = np.uint32(2**31), np.uint32(2**31 + 1)
 
@@ -74,8 +74,8 @@ def complete(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
     """Returns the settings of B sequences with all controls, those that were None with their neutral values."""
     controls = {name: _array(name, [SamplingConfig()] * batch_size, vocab_size) for name in CONTROLS}
     controls["logit_bias"] = np.zeros((batch_size, vocab_size), np.float32)
-    given = {name: value for name in controls if (value := getattr(sampling, name)) is not None}
-    return Sampling(**(controls | given))
+    used = {name: value for name in controls if (value := getattr(sampling, name)) is not None}
+    return Sampling(**(controls | used))
 
 
 def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
@@ -121,7 +121,7 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
     if prompt is not None and generated is not None:
         logits = _penalize(logits, s, prompt, generated)
     if s.temperature is not None:
-        logits = logits / jnp.where(s.temperature < LEAST_TEMPERATURE, 1.0, s.temperature)
+        logits = logits / jnp.where(s.temperature < MIN_TEMPERATURE, 1.0, s.temperature)
     if s.top_k is not None:
         kth = -jnp.sort(-logits, axis=-1)[:, s.top_k - 1]
         logits = jnp.where(logits < kth[:, None], NEVER, logits)
@@ -133,8 +133,8 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
         last = jnp.min(jnp.where(is_kept, highest, highest[:, :1]), axis=-1, keepdims=True)  # the first for any p
         # Of tokens with the logit of the last one only some are kept, the first ones.
         is_tied = logits == last
-        number = jnp.maximum(jnp.sum(is_kept & (highest == last), axis=-1, keepdims=True), 1)
-        is_late = is_tied & (jnp.cumsum(is_tied, axis=-1) > number)
+        num_kept = jnp.maximum(jnp.sum(is_kept & (highest == last), axis=-1, keepdims=True), 1)
+        is_late = is_tied & (jnp.cumsum(is_tied, axis=-1) > num_kept)
         logits = jnp.where((logits < last) | is_late, NEVER, logits)
     if s.min_p is not None:
         probabilities = jax.nn.softmax(logits, axis=-1)
@@ -158,7 +158,7 @@ def _penalize(logits: jax.Array, sampling: Sampling, prompt: jax.Array, generate
 def sharpen(logits: jax.Array, temperature: jax.Array, vocabulary: VocabularyShard) -> jax.Array:
     """Keeps only the highest of processed logits [R, V'] if `temperature` [] is greedy."""
     is_best = vocabulary.tokens()[None, :] == vocabulary.argmax(logits)[:, None]
-    return jnp.where((temperature < LEAST_TEMPERATURE) & ~is_best, NEVER, logits)
+    return jnp.where((temperature < MIN_TEMPERATURE) & ~is_best, NEVER, logits)
 
 
 def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array, vocabulary: VocabularyShard) -> jax.Array:
@@ -179,21 +179,30 @@ class LogProbs:
     top_tokens: jax.Array  # [B, C, K] int32, these tokens; -1 for those that a small vocabulary lacks
 
 
-def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, number: int) -> LogProbs:
+def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, num_top: int) -> LogProbs:
     """Returns the log-probabilities of tokens, and of the most probable ones.
 
     Args:
       logits: [A, V] under the model.
       processed: [A, V] after processing.
       tokens: [A] int32.
-      number: K, of the most probable tokens.
+      num_top: K, the number of the most probable tokens.
     """
-    top = VocabularyShard(logits.shape[-1]).top(logits, number)[0] if number else jnp.zeros((len(tokens), 0), jnp.int32)
+    if num_top:
+        top, _ = VocabularyShard(logits.shape[-1]).top(logits, num_top)
+    else:
+        top = jnp.zeros((len(tokens), 0), jnp.int32)
 
-    def of(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    def at(tokens: jax.Array, logits: jax.Array) -> jax.Array:
         return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), jnp.maximum(tokens, 0), axis=-1)
 
-    return LogProbs(of(logits, tokens[:, None])[:, 0], of(processed, tokens[:, None])[:, 0], of(logits, top), top)
+    chosen = tokens[:, None]
+    return LogProbs(
+        model=at(chosen, logits)[:, 0],
+        processed=at(chosen, processed)[:, 0],
+        top=at(top, logits),
+        top_tokens=top,
+    )
 
 
 def threefry(key: jax.Array) -> jax.Array:
@@ -206,8 +215,8 @@ def threefry(key: jax.Array) -> jax.Array:
         return key
     words = jax.random.key_data(key)
     derived = jax.random.wrap_key_data(words[..., :2], impl=THREEFRY)
-    for place in range(2, words.shape[-1]):
-        derived = jnp.vectorize(jax.random.fold_in)(derived, words[..., place])
+    for index in range(2, words.shape[-1]):
+        derived = jnp.vectorize(jax.random.fold_in)(derived, words[..., index])
     return derived
 
 
@@ -243,7 +252,7 @@ def noise_ahead(
         return None
     positions = num_tokens + jnp.arange(sources.NOISE_REACH, dtype=jnp.int32)
     noise = noise_at(key, positions, vocab_size)
-    return jnp.where(sampling.temperature < LEAST_TEMPERATURE, jnp.nan, noise)
+    return jnp.where(sampling.temperature < MIN_TEMPERATURE, jnp.nan, noise)
 
 
 def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:

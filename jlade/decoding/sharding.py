@@ -62,14 +62,14 @@ def input_specs(inputs: Inputs, config: DecodeConfig, axis: str = DATA) -> Input
 
 
 def _input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
-    given = {} if inputs.cache is None else {"cache": cache_specs(config.decoder)}
+    specs_of_cache = {} if inputs.cache is None else {"cache": cache_specs(config.decoder)}
     return _specs(
         Inputs,
         stopping=_stopping_specs(inputs.stopping),
         constraint=constraint_specs(inputs.constraint),
         key=BATCH if inputs.key.ndim else P(),
         sources={name: config.sources.specs[name] for name in inputs.sources},
-        **given,
+        **specs_of_cache,
     )
 
 
@@ -99,20 +99,20 @@ def constraint_specs(constraint: Any) -> Any:
         return tuple(map(constraint_specs, constraint))
     if not dataclasses.is_dataclass(constraint):
         return BATCH
-    given = {}
+    specs = {}
     for field in dataclasses.fields(constraint):
         value = getattr(constraint, field.name)
         if not field.metadata.get("pytree_node", True):
-            given[field.name] = value
+            specs[field.name] = value
         elif not is_shared(field):
-            given[field.name] = constraint_specs(value)
-    return _specs(type(constraint), **given)
+            specs[field.name] = constraint_specs(value)
+    return _specs(type(constraint), **specs)
 
 
-def _specs(kind: type[T], **given: Any) -> T:
-    """Returns the specs of a dataclass: along `data`, but for those that are `SHARED` or given."""
+def _specs(kind: type[T], **specs: Any) -> T:
+    """Returns the specs of a dataclass: along `data`, but for fields that are `SHARED` or have `specs` of their own."""
     fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]  # that it is a dataclass
-    return kind(**({field.name: P() if is_shared(field) else BATCH for field in fields} | given))
+    return kind(**({field.name: P() if is_shared(field) else BATCH for field in fields} | specs))
 
 
 def batch_axes(specs: Any) -> Any:

@@ -19,9 +19,9 @@ from jlade.mesh import COPIES, SHARED, is_shared
 from jlade.models.base import Cache, Decoder
 from jlade.vocabulary import VocabularyShard
 
-# Tokens of the prompt in one forward pass, as pairs (chunk, least): a chunk is read while more than `least` tokens are
-# left. An accelerator's pass takes the time of reading the weights; a CPU's grows with its tokens, padding included.
-# Each size compiles a forward pass.
+# Tokens of the prompt in one forward pass, as pairs (chunk, threshold): a chunk is read while more than `threshold`
+# tokens are left. An accelerator's pass takes the time of reading the weights; a CPU's grows with its tokens, padding
+# included. Each size compiles a forward pass.
 Chunks = tuple[tuple[int, int], ...]
 CHUNKS: Chunks = ((512, 64), (64, 0))
 CHUNKS_ON_CPU: Chunks = ((64, 32), (16, 0))
@@ -77,9 +77,9 @@ class Inputs:
                 return tuple(map(take, arrays))
             if not dataclasses.is_dataclass(arrays) or isinstance(arrays, type):
                 return jax.tree.map(lambda array: array[indices], arrays)
-            own = (each for each in dataclasses.fields(arrays) if each.metadata.get("pytree_node", True))
-            own = (each for each in own if not is_shared(each))
-            return dataclasses.replace(arrays, **{each.name: take(getattr(arrays, each.name)) for each in own})
+            fields = (field for field in dataclasses.fields(arrays) if field.metadata.get("pytree_node", True))
+            names = (field.name for field in fields if not is_shared(field))
+            return dataclasses.replace(arrays, **{name: take(getattr(arrays, name)) for name in names})
 
         key = self.key
         if key.ndim:
@@ -204,3 +204,21 @@ class DecodeState:
     def sources(self) -> dict[str, State]:
         """The states of the sources of drafts, by their names, array[B, ...] in each array."""
         return self.memory.drafts.states
+
+    @property
+    def cache(self) -> Cache:
+        """The cache, of C tokens for each sequence."""
+        return self.memory.cache
+
+    @property
+    def drafts(self) -> Drafts:
+        """The drafts for the next step, with the states of their sources."""
+        return self.memory.drafts
+
+    def with_cache(self, cache: Cache) -> Self:
+        """Returns the state with another cache, None for none."""
+        return dataclasses.replace(self, memory=dataclasses.replace(self.memory, cache=cache))
+
+    def with_drafts(self, drafts: Drafts) -> Self:
+        """Returns the state with other drafts."""
+        return dataclasses.replace(self, memory=dataclasses.replace(self.memory, drafts=drafts))

@@ -1,6 +1,18 @@
-"""One step of lookahead decoding, Algorithm 2 of arXiv 2402.02057: forward, verify, learn, draft, commit."""
+"""One step of lookahead decoding, Algorithm 2 of arXiv 2402.02057.
+
+| lines of the algorithm                                   | here                                                    |
+|----------------------------------------------------------|---------------------------------------------------------|
+| 11-19, lookahead branch: a new row of the window         | `forward`, `predict`, `update_window`                   |
+| 7-9, rows of random tokens where several were accepted   | `update_window`, with `window_advance="token"`          |
+| 21-24, n-grams from the pool                             | `draft`, at the end of the step before                  |
+| 25-26, verification                                      | `verify`, `accept`                                      |
+| 27-30, update of the n-gram pool                         | `observe`; the pool is one of the sources that learn    |
+
+The paper has no line for the cache. A step ends with its commit: the keys and values of accepted tokens enter it.
+"""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -8,26 +20,17 @@ import jax
 import jax.numpy as jnp
 
 from jlade.constraints import constraint as constraints
-from jlade.decoding import prefill, reading, sampling, sharding
-from jlade.decoding.block import Block, lay_out
+from jlade.decoding import prefill, sampling, sharding
+from jlade.decoding.block import Block, lay_out, passage
 from jlade.decoding.predict import Predictions, predict
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.decoding.verification import Verdict, accept, verify
 from jlade.drafts import graded
-from jlade.drafts.source import Step, Text
+from jlade.drafts.source import Passage, Step, Text
 from jlade.drafts.sources import Drafts
 from jlade.lookahead import window
 from jlade.lookahead.adaptive import Level
 from jlade.models.base import Params
-
-
-class Seen(NamedTuple):
-    """The result of the forward pass over a block, on several devices that of the device's share."""
-
-    logits: jax.Array  # [B, R, V]
-    # [B, R, k] int32, tokens of the highest logits, where rows read [B, T, k]; None if no source has use for them
-    best: jax.Array | None
-    block_kv: Any  # keys and values of the block's tokens, for `Decoder.commit`
 
 
 def step(
@@ -45,86 +48,110 @@ def step(
       config: the static settings; `config.lookahead` is the full width.
       level: the width of this step. Its window has all columns of the state's or none, and its drafts are the first of
         the state's.
-      until: for rows that read, see `reading.add`; None where none does.
+      until: for sequences that read their prompts in this step, see `lay_out`; None where none does.
     """
-    block = lay_out(state, config, level.setting)
-    if until is not None:
-        block = reading.add(block, state, until, config)
-    seen = forward(params, state, block, config, level)
-
-    def finish(state: DecodeState, block: Block, logits: jax.Array, best: jax.Array | None) -> Any:
-        """Returns the state of one sequence after the step, but for its cache, and the verdict."""
-        before = state if until is None else reading.waiting(state)
-        predictions = predict(before, block, logits, config, level.setting)
-        verdict = verify(before, block, predictions, config, level.setting)
-        accepted = after = accept(before, block, verdict)
-        if until is not None:
-            after = reading.advance(state, accepted, block)
-        if level.drafts:
-            of_outputs = best if best is None or until is None else best[block.outputs]
-            drafts = learn(before, accepted, block, of_outputs, predictions, verdict, config, level)
-            if until is not None:
-                drafts = reading.learn(drafts, state, block, best, config)
-            drafts = draft(after, drafts, config)
-        else:
-            drafts = state.memory.drafts.none()
-        memory, moved = dataclasses.replace(state.memory, drafts=drafts), advance(before, accepted, predictions, level)
-        return dataclasses.replace(after, memory=memory, window=moved), verdict
-
-    axes = sharding.batch_axes(sharding.state_specs(state.inputs, config))
-    # Sequences may share the pages of a cache: it is no array of theirs.
-    axes, rest = (dataclasses.replace(x, memory=dataclasses.replace(x.memory, cache=None)) for x in (axes, state))
-    finish_all = jax.vmap(finish, in_axes=(axes, block.axes, 0, 0), out_axes=(axes, 0))
-    after, verdict = finish_all(rest, block, seen.logits, seen.best)
-    (block_kv, indices), num_accepted = block.accepted(seen.block_kv, verdict.path), verdict.num_accepted
-    if until is not None:
-        indices, num_accepted = reading.committed(block, indices, num_accepted)
-    cache = config.decoder.commit(state.memory.cache, block_kv, indices, num_accepted)
-    return dataclasses.replace(after, memory=dataclasses.replace(after.memory, cache=cache))
+    block = lay_out(state, config, level, until)
+    seen, block_kv = forward(params, state, block, config, level)
+    finish = functools.partial(_finish, config=config, level=level)
+    # The cache stays outside of `jax.vmap`: sequences may share its pages.
+    axes = sharding.batch_axes(sharding.state_specs(state.inputs, config)).with_cache(None)
+    finish_all = jax.vmap(finish, in_axes=(axes, block.axes, 0), out_axes=(axes, 0))
+    after, verdict = finish_all(state.with_cache(None), block, seen)
+    committed = block.committed(block_kv, verdict.path, verdict.num_accepted)
+    return after.with_cache(config.decoder.commit(state.cache, *committed))
 
 
-def forward(params: Params, state: DecodeState, block: Block, config: DecodeConfig, level: Level) -> Seen:
-    """Runs the model over the block, whose tokens see the cache and what the block's mask allows."""
+class Seen(NamedTuple):
+    """What the forward pass over a block tells, on several devices about the device's share."""
+
+    logits: jax.Array  # [B, R, V], after the block's outputs
+    # [B, R, k] int32, graded: the most probable tokens after the outputs; None if no source of drafts has use for them
+    best: jax.Array | None
+    passage: Passage | None  # the prompt tokens that sequences read; None if none reads, or as above
+
+
+def forward(params: Params, state: DecodeState, block: Block, config: DecodeConfig, level: Level) -> tuple[Seen, Any]:
+    """Runs the model over the block, whose tokens see the cache and what the block's mask allows.
+
+    Returns:
+      The result, and the keys and values of the block's tokens for `Decoder.commit`.
+    """
     positions = (state.num_tokens - 1)[:, None] + jnp.broadcast_to(block.positions, block.tokens.shape)
-    hidden, block_kv = config.decoder.forward(params, block.tokens, positions, state.memory.cache, block.mask)
+    hidden, block_kv = config.decoder.forward(params, block.tokens, positions, state.cache, block.mask)
     logits = config.decoder.logits(params, hidden[:, block.outputs])
-    if not (level.drafts and config.sources.readers.sources):
-        best = None
-    elif block.num_read is None:
-        best = graded.best(logits, config.vocabulary)
+    if not (level.makes_drafts and config.sources.readers.sources):
+        return Seen(logits, None, None), block_kv
+    if block.num_read is None:
+        return Seen(logits, graded.best(logits, config.vocabulary), None), block_kv
+    best = prefill.best(params, hidden, config.decoder, config.vocabulary)
+    return Seen(logits, best[:, block.outputs], passage(state, block, best)), block_kv
+
+
+def _finish(
+    state: DecodeState, block: Block, seen: Seen, *, config: DecodeConfig, level: Level
+) -> tuple[DecodeState, Verdict]:
+    """Returns the state of one sequence after the step, and the verdict on its drafts. Neither state has the cache."""
+    predictions = predict(state, block, seen.logits, config, level)
+    verdict = verify(state, block, predictions, config, level)
+    after = accept(state, block, verdict)
+    after = dataclasses.replace(after, window=update_window(state, after, block, predictions, verdict, level))
+    if not level.makes_drafts:
+        return after.with_drafts(state.drafts.none()), verdict
+    observations = observe(state, after, block, seen, predictions, verdict, level)
+    drafts = config.sources.learn(state.drafts, verdict.tokens, verdict.num_accepted, observations)
+    return after.with_drafts(draft(after, drafts, config)), verdict
+
+
+def update_window(
+    state: DecodeState, after: DecodeState, block: Block, predictions: Predictions, verdict: Verdict, level: Level
+) -> jax.Array:
+    """Returns the next window, given the text after the step; a level without a window leaves it as it is.
+
+    The predictions become the newest row and the oldest row leaves. If a row leaves for each accepted token, those
+    without a step are drawn from the text.
+    """
+    setting = level.setting
+    if setting.window_size == 0:
+        return state.window
+    if setting.window_advance == "token":
+        key = sampling.key_at(state.inputs.key, sampling.WINDOW, state.num_tokens)
+        shape = setting.max_accepted - 1, setting.window_size
+        drawn = window.draw(key, after.tokens, after.num_tokens, math.prod(shape)).reshape(shape)
+        num_rows = jnp.maximum(verdict.num_accepted, 1)
+        updated = window.advance_by_token(state.window, predictions.window, drawn, num_rows)
     else:
-        best = prefill.best(params, hidden, config.decoder, config.vocabulary)
-    return Seen(logits, best, block_kv)
+        updated = window.advance(state.window, predictions.window)
+    return jnp.where(block.makes_step, updated, state.window)
 
 
-def learn(
+def observe(
     state: DecodeState,
     after: DecodeState,
     block: Block,
-    best: jax.Array | None,
+    seen: Seen,
     predictions: Predictions,
     verdict: Verdict,
-    config: DecodeConfig,
     level: Level,
-) -> Drafts:
-    """Returns the drafts of the step with the states and the record of their sources after it."""
-    columns = state.window[:, : level.setting.window_size]
+) -> Step:
+    """Returns what the sources of drafts learn from: the window's n-grams, the accepted text, and the predictions."""
+    setting = level.setting
+    columns = state.window[:, : setting.window_size]
     ngrams = window.ngrams(columns, state.tokens[state.num_tokens - 1], predictions.window)
-    # Before, the columns hold tokens of the draw.
-    are_from_model = ~state.done & (state.num_steps >= level.setting.ngram_size - 2)
-    shown = Step(
+    # Until then the columns still hold tokens of the random initial window.
+    are_from_model = block.makes_step & (state.num_steps >= setting.ngram_size - 2)
+    return Step(
         text=after.tokens,
         before=state.num_tokens,
-        length=after.num_tokens,
-        max_accepted=level.setting.max_accepted,
+        length=state.num_tokens + verdict.num_accepted,
+        max_accepted=setting.max_accepted,
         window=columns,
         ngrams=(ngrams, jnp.broadcast_to(are_from_model, predictions.window.shape)),
         tree=block.tree,
         path=verdict.path,
         predictions=predictions.tokens,
-        best=None if best is None else block.gather(best),
+        best=None if seen.best is None else block.gather(seen.best),
+        passage=seen.passage,
     )
-    return config.sources.learn(state.memory.drafts, verdict.tokens, verdict.num_accepted, shown)
 
 
 def draft(after: DecodeState, drafts: Drafts, config: DecodeConfig) -> Drafts:
@@ -136,19 +163,3 @@ def draft(after: DecodeState, drafts: Drafts, config: DecodeConfig) -> Drafts:
     guide = constraints.guide(inputs.constraint, after.constraint_state)
     text = Text(after.tokens, after.num_tokens, noise, guide, inputs.shared, drafts.states)
     return config.sources.draft(drafts.record, text, inputs.has_drafts)
-
-
-def advance(state: DecodeState, after: DecodeState, predictions: Predictions, level: Level) -> jax.Array:
-    """Returns the next window, given the state with its accepted tokens; a level without one leaves it as it is."""
-    setting = level.setting
-    if setting.window_size == 0:
-        return state.window
-    if setting.window_advance == "token":
-        key = sampling.key_at(state.inputs.key, sampling.WINDOW, state.num_tokens)
-        shape = setting.max_accepted - 1, setting.window_size
-        drawn = window.draw(key, after.tokens, after.num_tokens, math.prod(shape)).reshape(shape)
-        num_accepted = jnp.maximum(after.num_tokens - state.num_tokens, 1)
-        advanced = window.advance_by_token(state.window, predictions.window, drawn, num_accepted)
-    else:
-        advanced = window.advance(state.window, predictions.window)
-    return jnp.where(state.done, state.window, advanced)

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jlade.config import LookaheadConfig
 from jlade.constraints import constraint as constraints
 from jlade.decoding import predict, sampling, stopping
 from jlade.decoding.block import Block
@@ -14,6 +13,7 @@ from jlade.decoding.predict import Predictions
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.drafts.sources import TABLE
+from jlade.lookahead.adaptive import Level
 from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
 
@@ -29,9 +29,7 @@ class Verdict(NamedTuple):
     scores: LogProbs | None  # of `tokens`, None if not asked for
 
 
-def verify(
-    state: DecodeState, block: Block, predictions: Predictions, config: DecodeConfig, level: LookaheadConfig
-) -> Verdict:
+def verify(state: DecodeState, block: Block, predictions: Predictions, config: DecodeConfig, level: Level) -> Verdict:
     """Returns the verdict on the drafts of a block (arXiv 2402.02057, Algorithms 3 and 4).
 
     The longest draft that the model agrees with is cut before the first token whose logits, after processing, are not
@@ -39,27 +37,30 @@ def verify(
     without finite logits.
 
     Args:
-      state: of one sequence, before the step. One that is done accepts nothing.
-      block, predictions: of the step.
-      config, level: those of `step`.
+      state: of one sequence, before the step. One that makes no step accepts nothing.
+      block: of the step.
+      predictions: after the outputs of the block.
+      config: the static settings.
+      level: the width of the step.
     """
-    end = 1 + level.window_size
+    first_draft, max_accepted = 1 + level.setting.window_size, level.setting.max_accepted
     if predict.rejects(state, level):
         # Acceptance must be independent of the noise with which the window was drawn.
         key = sampling.key_at(state.inputs.key, sampling.REJECTION, state.num_tokens - 1)
         logits = block.gather(predictions.sharpened)
-        agreed = verify_by_rejection(key, block.tree, logits[0], logits[end:], level.max_accepted)
+        agreed = verify_by_rejection(key, block.tree, logits[0], logits[first_draft:], max_accepted)
     else:
-        agreed = verify_by_matching(block.tree, predictions.tokens[0], predictions.tokens[1:], level.max_accepted)
+        agreed = verify_by_matching(block.tree, predictions.tokens[0], predictions.tokens[1:], max_accepted)
 
-    rows = jnp.append(0, end + agreed.path)  # of the logits that the tokens come from
+    num_agreed = jnp.where(block.makes_step, agreed.num_accepted, 0)
+    rows = jnp.append(0, first_draft + agreed.path)  # of the logits that the tokens come from
     are_finite = block.gather(predictions.are_finite.astype(jnp.int32), rows)
     num_finite = jnp.sum(jnp.cumprod(are_finite), dtype=jnp.int32)
     num_accepted, ended, stop_state = stopping.cut(
         state.inputs.stopping,
         state.stop_state,
         agreed.tokens,
-        jnp.where(state.done, 0, jnp.minimum(agreed.num_accepted, num_finite)),
+        jnp.minimum(num_agreed, num_finite),
         state.num_tokens - state.inputs.lengths,
     )
     constraint, constraint_state = state.inputs.constraint, None
@@ -71,20 +72,24 @@ def verify(
     if config.logprobs:
         logits, processed = block.gather(predictions.logits, rows), block.gather(predictions.processed, rows)
         scores = sampling.logprobs(logits, processed, agreed.tokens, config.top_logprobs)
-    ended |= num_finite < agreed.num_accepted
+    ended |= num_finite < num_agreed
     return Verdict(agreed.tokens, num_accepted, agreed.path, ended, stop_state, constraint_state, scores)
 
 
 def accept(state: DecodeState, block: Block, verdict: Verdict) -> DecodeState:
-    """Returns the state with the accepted tokens in its text, and the record of the step."""
+    """Returns the state with the accepted tokens in its text, and the record of the step.
+
+    A sequence that reads its prompt, whose tokens it has already, only counts those that it read.
+    """
     offset = jnp.arange(len(verdict.tokens), dtype=jnp.int32)
-    place = jnp.where(offset < verdict.num_accepted, state.num_tokens + offset, len(state.tokens))
+    index = jnp.where(offset < verdict.num_accepted, state.num_tokens + offset, len(state.tokens))
+    num_new = verdict.num_accepted if block.num_read is None else verdict.num_accepted + block.num_read
 
-    def keep(kept: jax.Array, chosen: jax.Array) -> jax.Array:
-        return kept.at[place].set(chosen, mode="drop")
+    def put(array: jax.Array, values: jax.Array) -> jax.Array:
+        return array.at[index].set(values, mode="drop")
 
-    def recorded(before: jax.Array, number: jax.Array) -> jax.Array:
-        return before.at[state.num_steps].set(jnp.where(state.done, 0, number), mode="drop")
+    def record(numbers: jax.Array, number: jax.Array) -> jax.Array:
+        return numbers.at[state.num_steps].set(jnp.where(block.makes_step, number, 0), mode="drop")
 
     info, counts, contributed = state.info, state.counts, state.info.contributed
     if counts is not None:
@@ -94,18 +99,18 @@ def accept(state: DecodeState, block: Block, verdict: Verdict) -> DecodeState:
         contributed += jnp.sum(is_from & (offset[None, 1:] < verdict.num_accepted), axis=1, dtype=jnp.int32)
     return dataclasses.replace(
         state,
-        tokens=keep(state.tokens, verdict.tokens),
-        num_tokens=state.num_tokens + verdict.num_accepted,
-        num_steps=state.num_steps + (~state.done).astype(jnp.int32),
+        tokens=put(state.tokens, verdict.tokens),
+        num_tokens=state.num_tokens + num_new,
+        num_steps=state.num_steps + block.makes_step.astype(jnp.int32),
         done=state.done | verdict.ended,
         stop_state=verdict.stop_state,
         constraint_state=verdict.constraint_state,
         counts=counts,
         info=dataclasses.replace(
             info,
-            accepted=recorded(info.accepted, verdict.num_accepted),
-            num_drafted=recorded(info.num_drafted, block.tree.size),
+            accepted=record(info.accepted, verdict.num_accepted),
+            num_drafted=record(info.num_drafted, block.tree.size),
             contributed=contributed,
-            logprobs=jax.tree.map(keep, info.logprobs, verdict.scores),
+            logprobs=jax.tree.map(put, info.logprobs, verdict.scores),
         ),
     )

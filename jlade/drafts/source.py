@@ -78,6 +78,7 @@ class Step(NamedTuple):
     # [1 + W + M, k] int32, graded: the most probable tokens after the current one, the newest window row, the drafts;
     # None if no source reads prompts.
     best: jax.Array | None
+    passage: Passage | None  # the prompt tokens that the sequence read in the place of the step; None if it cannot
 
 
 class Source(Protocol):

@@ -152,4 +152,6 @@ class Sources:
         if record is not None and drafts.proposals is not None:
             record = record_lib.update(record, drafts.proposals, tokens, num_accepted)
         states = {name: source.learn(drafts.states[name], step) for name, source in self.sources}
+        if step.passage is not None:
+            states |= self.readers.read(states, step.passage)
         return dataclasses.replace(drafts, states=states, record=record)

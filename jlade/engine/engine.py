@@ -224,7 +224,7 @@ class Engine:
         self._answered: Context = contextlib.nullcontext
         # All or none: programs of both kinds would differ in where their results may go, and compile for each other.
         if batch.programs is not None and batch.programs.are_for(facts_of(self)):
-            self._answered = functools.partial(ahead.answered, batch.programs.answer(lambda: facts_of(self)))
+            self._answered = functools.partial(ahead.intercept, batch.programs.handler(lambda: facts_of(self)))
         self._reader = PromptReader(
             self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs, pool
         )

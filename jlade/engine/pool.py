@@ -133,13 +133,11 @@ class Pool:
 
     def attach_to(self, state: DecodeState, held: Mapping[int, Sequence[int]]) -> DecodeState:
         """Returns a state with the pages; see `attach`."""
-        cache = self.attach(state.memory.cache, held)
-        return dataclasses.replace(state, memory=dataclasses.replace(state.memory, cache=cache))
+        return state.with_cache(self.attach(state.cache, held))
 
     def detach_from(self, state: DecodeState) -> DecodeState:
         """Returns a state without the pages; see `detach`."""
-        cache = self.detach(state.memory.cache)
-        return dataclasses.replace(state, memory=dataclasses.replace(state.memory, cache=cache))
+        return state.with_cache(self.detach(state.cache))
 
     def grow(self, held: list[int], num_tokens: int, group: int) -> bool:
         """Gives a text the pages for so many tokens; returns whether there were enough. `make_room` may free some."""

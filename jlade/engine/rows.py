@@ -385,20 +385,15 @@ def rest(
     The program has few arguments: to start that of all widths takes a part of the time of a plain step.
     """
     none: HostArray = np.zeros((len(state.done), 0), np.int32)
-    drafts, window, info = state.memory.drafts, state.window, state.info
+    drafts, window, info = state.drafts, state.window, state.info
     plain = dataclasses.replace(
-        state,
-        memory=Memory(state.memory.cache, Drafts(Tree(none, TreeShape(()), none, None), None, None, {})),
+        state.with_drafts(Drafts(Tree(none, TreeShape(()), none, None), None, None, {})),
         window=none[:, None],
         info=dataclasses.replace(info, contributed=None),
     )
     after = run(params, plain, dataclasses.replace(config, lookahead=PLAIN), controls, max_steps, stop_at)
-    return dataclasses.replace(
-        after,
-        memory=Memory(after.memory.cache, drafts),
-        window=window,
-        info=dataclasses.replace(after.info, contributed=info.contributed),
-    )
+    after_info = dataclasses.replace(after.info, contributed=info.contributed)
+    return dataclasses.replace(after.with_drafts(drafts), window=window, info=after_info)
 
 
 @ahead.jit(static_argnames="vocab_size")
@@ -478,12 +473,11 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
             layer.delete()
         return copied
 
-    cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)
-    shared, inputs = state.inputs.shared, dataclasses.replace(state.inputs, shared={})
-    after = _copy_rest(dataclasses.replace(state, memory=memory, inputs=inputs), chosen, config=config)
+    cache, shared = state.cache, state.inputs.shared
+    rest = dataclasses.replace(state.with_cache(None), inputs=dataclasses.replace(state.inputs, shared={}))
+    rest = _copy_rest(rest, chosen, config=config)
     cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.cache_specs(config.decoder), cache))
-    inputs, memory = after.inputs, dataclasses.replace(after.memory, cache=cache)
-    return dataclasses.replace(after, inputs=dataclasses.replace(inputs, shared=shared), memory=memory)
+    return dataclasses.replace(rest.with_cache(cache), inputs=dataclasses.replace(rest.inputs, shared=shared))
 
 
 @ahead.jit(static_argnames=("spec", "mesh"))
@@ -499,8 +493,6 @@ def _copy_rest(rest: DecodeState, places: jax.Array, *, config: DecodeConfig) ->
         is_of_rows = len(spec) and spec[0] == DATA
         return _copy_rows(rows, places, spec=spec, mesh=config.mesh) if is_of_rows else rows
 
-    specs = sharding.state_specs(rest.inputs, config)
-    without: Any = None
-    specs = dataclasses.replace(specs, memory=dataclasses.replace(specs.memory, cache=without))
+    specs = sharding.state_specs(rest.inputs, config).with_cache(None)
     copied: DecodeState = jax.tree.map(copy, jax.tree.broadcast(specs, rest), rest)
     return dataclasses.replace(copied, done=copied.done | (places < 0))

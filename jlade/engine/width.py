@@ -51,7 +51,7 @@ def learned_widths(params: Params, config: DecodeConfig, sizes: Sequence[int]) -
     arguments = config.mesh, config.lookahead, config.chunks, "rounds"
     known = {size: learned.find(params, config.decoder, size, *arguments) for size in sizes}
     # At a size that was tuned to keep its full width, all widths cost the same.
-    same = np.ones(len(adaptive.levels(config.lookahead)), np.float32) if any(known.values()) else None
+    same = np.ones(len(adaptive.settings(config.lookahead)), np.float32) if any(known.values()) else None
     return {size: Width(each.costs() if each else same, each) for size, each in known.items()}
 
 

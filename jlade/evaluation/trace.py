@@ -65,7 +65,7 @@ class TableChange:
 class TracedStep:
     """One step. Its tokens are read from the states before and after it."""
 
-    level: int  # index of the step's setting in `Trace.levels`; W and M below are of that setting
+    level: int  # index of the step's setting in `Trace.settings`; W and M below are of that setting
     window: list[list[int]]  # [N-1, W] before the step, with the current token in its place
     predicted: list[int]  # [W] the row that the step appended to the window
     drafts: list[Draft]  # [up to M]
@@ -79,7 +79,7 @@ class Trace:
     """A generation and its steps. `page` shows it."""
 
     lookahead: LookaheadConfig
-    levels: tuple[LookaheadConfig, ...]  # settings of the steps; several where the width is adaptive
+    settings: tuple[LookaheadConfig, ...]  # of the steps; several where the width is adaptive
     prompt_length: int
     tokens: list[int]  # of the prompt and of the generated text
     texts: list[str]  # the addition of each token to the text; of a character in several tokens, with the last of them
@@ -109,7 +109,7 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     inputs, config = request.inputs, request.config
     if config.lookahead.window_advance != "step":
         raise ValueError("a trace shows windows that advance by step, got window_advance='token'")
-    levels = (config.lookahead,) if inputs.costs is None else adaptive.levels(config.lookahead)
+    settings = (config.lookahead,) if inputs.costs is None else adaptive.settings(config.lookahead)
     params = sharding.put_params(params, config.mesh)
 
     state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
@@ -117,7 +117,7 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     while not before.done:
         state = loop.run_steps(params, state, config, max_steps=1)
         after = _snapshot(state)
-        steps.append(_step(before, after, levels[before.level]))
+        steps.append(_step(before, after, settings[before.level]))
         before = after
 
     tokens = before.tokens.tolist()
@@ -125,7 +125,7 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     used = set(tokens).union(*map(_tokens_of, steps))
     return Trace(
         lookahead=config.lookahead,
-        levels=levels,
+        settings=settings,
         prompt_length=int(inputs.lengths[0]),
         tokens=tokens,
         texts=[detokenizer.feed([token], last=i == len(tokens) - 1) for i, token in enumerate(tokens)],
@@ -137,15 +137,15 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
 
 def page(trace: Trace) -> str:
     """Returns a page of HTML that shows the trace. It needs no network and no other file."""
-    windows = [block.window(level.window_size, level.ngram_size) for level in trace.levels]
+    windows = [block.window(setting.window_size, setting.ngram_size) for setting in trace.settings]
     blocks = [
         {
-            "sizes": [level.window_size, level.ngram_size, level.num_drafted],
-            "label": names.label(level),
+            "sizes": [setting.window_size, setting.ngram_size, setting.num_drafted],
+            "label": names.label(setting),
             "positions": window.positions.tolist(),
             "seen": [_runs(row) for row in window.mask],
         }
-        for level, window in zip(trace.levels, windows, strict=True)
+        for setting, window in zip(trace.settings, windows, strict=True)
     ]
     kind, description = describe(trace.lookahead)
     data = dataclasses.asdict(trace) | {"blocks": blocks, "kind": kind, "description": description, "sources": SOURCES}
@@ -215,18 +215,18 @@ def _snapshot(state: DecodeState) -> _Snapshot:
     return _Snapshot(tokens[: length[0]], window, tree, pool, table, 0 if level is None else int(level), bool(done))
 
 
-def _step(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> TracedStep:
+def _step(before: _Snapshot, after: _Snapshot, setting: LookaheadConfig) -> TracedStep:
     """Returns the step between two states."""
     accepted = after.tokens[len(before.tokens) :].tolist()
-    window, predicted = before.window[:, : level.window_size].copy(), after.window[-1, : level.window_size]
+    window, predicted = before.window[:, : setting.window_size].copy(), after.window[-1, : setting.window_size]
     window[0, :1] = before.tokens[-1]  # the array's value there is arbitrary
     columns = np.concatenate([window, predicted[None]]).T  # [W, N]
-    completed = (("window", columns), ("text", _ngrams_of_text(before, after, level)))
+    completed = (("window", columns), ("text", _ngrams_of_text(before, after, setting)))
     return TracedStep(
         level=before.level,
         window=window.tolist(),
         predicted=predicted.tolist(),
-        drafts=_drafts(before.tree.first(level.num_drafted), accepted),
+        drafts=_drafts(before.tree.first(setting.num_drafted), accepted),
         accepted=accepted,
         ngrams=[
             NGram(ngram.tolist(), source, known=_has(before.pool, ngram), kept=_has(after.pool, ngram))
@@ -271,12 +271,12 @@ def _recycled(before: _Snapshot, after: _Snapshot, accepted: list[int]) -> list[
     return [TableChange(*entry) for entry in zip(changed, *known, strict=True)][:MAX_LEARNED]
 
 
-def _ngrams_of_text(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> list[np.ndarray]:
+def _ngrams_of_text(before: _Snapshot, after: _Snapshot, setting: LookaheadConfig) -> list[np.ndarray]:
     """Returns the n-grams [N] that end with an accepted token, if the pool takes them."""
-    if not level.pool_from_prompt:
+    if not setting.pool_from_prompt:
         return []
-    first = max(len(before.tokens) + 1, level.ngram_size)
-    return [after.tokens[end - level.ngram_size : end] for end in range(first, len(after.tokens) + 1)]
+    first = max(len(before.tokens) + 1, setting.ngram_size)
+    return [after.tokens[end - setting.ngram_size : end] for end in range(first, len(after.tokens) + 1)]
 
 
 def _has(pool: np.ndarray | None, ngram: np.ndarray) -> bool:

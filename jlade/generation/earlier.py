@@ -83,7 +83,7 @@ def searched(options: Options, vocab_size: int, lookahead: LookaheadConfig) -> d
 
 def continued(inputs: Inputs, state: DecodeState) -> Inputs:
     """Returns inputs of the same shapes for a call that begins with the state of an earlier one."""
-    return dataclasses.replace(inputs, cache=state.memory.cache, sources=inputs.sources | _sources(state))
+    return dataclasses.replace(inputs, cache=state.cache, sources=inputs.sources | _sources(state))
 
 
 def _sources(state: DecodeState) -> dict[str, State]:
@@ -106,8 +106,7 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
         )
     expected = cache_shapes(decoder, params, num_sequences, capacity)
     of_state, of_model = (
-        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)]
-        for cache in (state.memory.cache, expected)
+        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)] for cache in (state.cache, expected)
     )
     if of_state != of_model:
         raise ValueError(
@@ -156,7 +155,7 @@ def reuse(
     those before the place are gone. None if no text can be shortened, and a prompt leaves its own; and after a text
     without a token, as its prompt may have left NaN.
     """
-    cache = state.memory.cache
+    cache = state.cache
     tokens, num_tokens, prompt_lengths = mesh_lib.fetch((state.tokens, state.num_tokens, state.inputs.lengths))
     if np.any(num_tokens == prompt_lengths):
         return None

@@ -190,7 +190,7 @@ def _answered(params: Params, request: DecodeRequest) -> Callable[[], contextlib
     if request.programs is None:
         return contextlib.nullcontext
     facts = functools.partial(programs.facts_of, params, request.inputs, request.config)
-    return functools.partial(ahead.answered, request.programs.answer(facts))
+    return functools.partial(ahead.intercept, request.programs.handler(facts))
 
 
 def _feed(streamer: Streamer, request: DecodeRequest, pieces: Iterator[Piece]) -> Generation:

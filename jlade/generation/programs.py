@@ -29,7 +29,7 @@ from jlade import files
 from jlade import mesh as mesh_lib
 from jlade.costs import devices
 from jlade.decoding import ahead
-from jlade.decoding.ahead import Answer, Call
+from jlade.decoding.ahead import Call, Handler
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.models.base import Params
 
@@ -130,7 +130,7 @@ class Programs:
             self._warn(f"the programs in {self._path} are not for this {facts['use']}, so it compiles: {differences}")
         return bool(self._programs) and not differences
 
-    def answer(self, facts: Callable[[], Facts]) -> Answer:
+    def handler(self, facts: Callable[[], Facts]) -> Handler:
         """Returns the function that runs the programs which fit the calls of a decode or an engine with these facts.
 
         Others compile as usual. A warning says why, once for each reason. Any thread may call it.

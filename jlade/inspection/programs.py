@@ -158,10 +158,10 @@ class ModelPrograms(NamedTuple):
         inputs = sharding.put(inputs, self.config(setting)) if self.mesh else jax.device_put(inputs, self.device)
         config, made, seconds = self.config(setting), {"_read": reading, "_run": decode}, []
 
-        def answer(call: Call) -> Any:
+        def handler(call: Call) -> Any:
             return made[call.program](*call.arrays) if call.program in made else call.run()
 
-        with ahead.answered(answer):
+        with ahead.intercept(handler):
             state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
             for _ in range(REPEAT + 1):
                 before = int(state.num_steps.max())

@@ -127,7 +127,7 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
         of_array = getattr(array, "sharding", None) if isinstance(place, Mesh) else None
         return jax.ShapeDtypeStruct(np.shape(array), array.dtype, sharding=of_array or everywhere)
 
-    def answer(call: Call) -> Any:
+    def handler(call: Call) -> Any:
         call = call._replace(arrays=jax.tree.map(shape, call.arrays))
         call = call.apart() if anew else call
         leaves, structure = jax.tree.flatten(call.arrays)
@@ -137,7 +137,7 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
             made.append(Made(call, compiled(call.jitted, call.arrays, call.settings, place)))
         return call.jitted.eval_shape(*call.arrays, **call.settings)
 
-    with ahead.answered(answer), without_cache() if anew else contextlib.nullcontext():
+    with ahead.intercept(handler), without_cache() if anew else contextlib.nullcontext():
         run()
     return made
 

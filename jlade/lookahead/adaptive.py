@@ -2,10 +2,9 @@
 
 A wide step pays when it accepts more tokens than its cost in plain steps. (An addition of jlade's; the paper keeps W, N
 and G fixed.) A tree without a window forecasts the tokens that a step accepts, and each step has the best width. The
-forecasts are scaled by the share of the tokens that earlier ones promised and steps accepted: sampled text accepts a
-fraction of what greedy text does. While the plain width is best, most steps rest: they make no drafts, so that text
-without use for them costs what plain decoding does. For other settings the width is found by trials of the full one
-from time to time.
+forecasts are calibrated by the ratio of accepted to forecast tokens in recent steps: sampled text accepts a fraction of
+what greedy text does. While the plain width is best, most steps rest: they make no drafts, so that text without use for
+them costs what plain decoding does. For other settings the full width is tried from time to time.
 """
 
 import dataclasses
@@ -27,45 +26,55 @@ MEMORY = 32  # steps over which means are taken, approximately
 LONG_MEMORY = 512  # forecasts of plain steps after which earlier drafts count little
 TRUSTED = 4.0  # drafted tokens that count as forecast and accepted before the first ones
 NARROW = 7  # tokens of a narrow tree beside a window
-LEAST = 3  # tokens of the least tree: on CPUs a step of 2 tokens takes as long as one of 4
-LONGEST_REST = 16  # plain steps without drafts before the next forecast; doubled after each one that advises another
-FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
+MIN_TREE = 3  # tokens of the smallest tree: on CPUs a step of 2 tokens takes as long as one of 4
+MAX_REST = 16  # plain steps without drafts before the next forecast; doubled after each one that advises another
+FIRST_WAIT, MAX_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
 class Level(NamedTuple):
-    """The width of a step, and whether it makes drafts for the next one and learns for later ones."""
+    """The width of a step.
+
+    Attributes:
+      setting: the sizes of its window and of its tree.
+      makes_drafts: whether it makes drafts for the next step, and learns for later ones.
+    """
 
     setting: LookaheadConfig
-    drafts: bool = True
+    makes_drafts: bool = True
 
 
-REST = Level(PLAIN, drafts=False)
+REST = Level(PLAIN, makes_drafts=False)
 
 
 @flax.struct.dataclass
 class Pace:
     """The level of the next step and the record at that level, shared by all sequences of a batch."""
 
-    level: jax.Array  # [] int32, 0 for the full width, L for `REST`
+    level: jax.Array  # [] int32, an index of `levels`: 0 for the full width, L for `REST`
     age: jax.Array  # [] int32, steps made since the level was entered; by forecasts, since the last one
     rate: jax.Array  # [] float32, mean tokens per step since then
     wait: jax.Array  # [] int32, narrow steps before the next trial of the full width; by forecasts, steps that rest
     num_steps: jax.Array  # [L] int32, steps made at each level
-    # By forecasts, drafted tokens of the next step, and sums over the steps so far, of which the later ones weigh more:
-    expected: jax.Array  # [] float32, mean number for a sequence that the next step accepts by its forecast
-    promised: jax.Array  # [] float32, forecast
-    kept: jax.Array  # [] float32, accepted
+    # By forecasts, numbers of drafted tokens, means over the sequences; the totals weigh later steps more:
+    expected: jax.Array  # [] float32, that the next step accepts by its forecast
+    forecast_total: jax.Array  # [] float32, that the steps so far were to accept by their forecasts
+    accepted_total: jax.Array  # [] float32, that they accepted
 
 
-def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
+def levels(lookahead: LookaheadConfig) -> tuple[Level, ...]:
+    """Returns the levels of an adaptive decode: those of its L `settings`, and where forecasts choose them `REST`."""
+    return (*map(Level, settings(lookahead)), *((REST,) if has_forecast(lookahead) else ()))
+
+
+def settings(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     """Returns the settings of an adaptive decode, widest first: the full one, a few drafts without a window, plain."""
     if lookahead.tree_size is not None:
         trees = [(lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0)]
         if has_forecast(lookahead):
-            # The geometric mean of the blocks of the full tree and of the least one, as a power of two: on CPUs a step
-            # of 9 tokens takes longer than one of 16.
-            middle = 2 ** round(math.log2((LEAST + 1) * (lookahead.tree_size + 1)) / 2)
-            trees = [(0, min(size, lookahead.tree_size)) for size in (lookahead.tree_size, middle - 1, LEAST, 0)]
+            # The geometric mean of the blocks of the full tree and of the smallest one, as a power of two: on CPUs a
+            # step of 9 tokens takes longer than one of 16.
+            middle = 2 ** round(math.log2((MIN_TREE + 1) * (lookahead.tree_size + 1)) / 2)
+            trees = [(0, min(size, lookahead.tree_size)) for size in (lookahead.tree_size, middle - 1, MIN_TREE, 0)]
         return tuple(
             # Without drafts any sources will do; a chain of none is no setting.
             dataclasses.replace(
@@ -90,7 +99,7 @@ def has_forecast(lookahead: LookaheadConfig) -> bool:
 
 
 def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = None) -> Any:
-    """Returns the cost of a step at each level [L] float32, in plain steps; None if the setting is not adaptive.
+    """Returns the cost of a step of each setting [L] float32, in plain steps; None if the setting is not adaptive.
 
     Args:
       lookahead: the setting.
@@ -99,23 +108,23 @@ def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = N
     """
     if lookahead.relative_step_time is None or lookahead.block_size == 1:  # a plain step has no narrower ones
         return None
-    known = step_times or {1: 1.0, lookahead.block_size: lookahead.relative_step_time}
-    sizes = [level.block_size for level in levels(lookahead)]
-    return (np.interp(sizes, list(known), list(known.values())) / known[1]).astype(np.float32)
+    times = step_times or {1: 1.0, lookahead.block_size: lookahead.relative_step_time}
+    sizes = [setting.block_size for setting in settings(lookahead)]
+    return (np.interp(sizes, list(times), list(times.values())) / times[1]).astype(np.float32)
 
 
 def start(costs: jax.Array) -> Pace:
-    """Returns the pace of a decode that begins at full width, given the cost of each level [L]."""
+    """Returns the pace of a decode that begins at full width, given the cost of each setting [L]."""
     zero = jnp.float32(0)
     num_steps = jnp.zeros(jnp.shape(costs), jnp.int32)
     return Pace(jnp.int32(0), jnp.int32(0), zero, jnp.int32(FIRST_WAIT), num_steps, zero, zero, zero)
 
 
-def forecast(tree: Tree, levels: Sequence[LookaheadConfig]) -> jax.Array:
-    """Returns the tokens that a step with a tree is expected to accept at each level [L] float32."""
+def forecast(tree: Tree, settings: Sequence[LookaheadConfig]) -> jax.Array:
+    """Returns the tokens that a step with a tree is expected to accept with each setting [L] float32."""
     assert tree.costs is not None
     probability = jnp.exp2(tree.costs.astype(jnp.float32) / -BIT)
-    return jnp.stack([1 + jnp.sum(probability[: level.num_drafted]) for level in levels])
+    return jnp.stack([1 + jnp.sum(probability[: setting.num_drafted]) for setting in settings])
 
 
 def choose(pace: Pace, accepted: jax.Array, forecast: jax.Array, costs: jax.Array) -> Pace:
@@ -124,27 +133,27 @@ def choose(pace: Pace, accepted: jax.Array, forecast: jax.Array, costs: jax.Arra
     Args:
       pace: before the step.
       accepted: [] float32, mean number of tokens that the step accepted for a sequence.
-      forecast: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence; 0
+      forecast: [L] float32, mean number of tokens that a step with each setting is expected to accept for a sequence; 0
         where all have ended. The next step is then the first one of other sequences.
-      costs: [L], cost of a step at each level, in plain steps.
+      costs: [L], cost of a step with each setting, in plain steps.
     """
     has_drafts, goes_on, drafted = pace.expected > 0, forecast[-1] > 0, jnp.maximum(forecast - 1, 0)
-    # Without drafts the sums fade slowly, so that drafts are tried again.
+    # Without drafts the totals fade slowly, so that drafts are tried again.
     fading = jnp.where(has_drafts, 1 - 1 / MEMORY, 1 - 1 / LONG_MEMORY)
-    promised = fading * pace.promised + pace.expected
-    kept = fading * pace.kept + jnp.where(has_drafts, accepted - 1, 0)
-    scaled = 1 + drafted * (kept + TRUSTED) / (promised + TRUSTED)
-    level, plain = jnp.argmax(scaled / costs).astype(jnp.int32), len(costs) - 1
+    forecast_total = fading * pace.forecast_total + pace.expected
+    accepted_total = fading * pace.accepted_total + jnp.where(has_drafts, accepted - 1, 0)
+    calibrated = 1 + drafted * (accepted_total + TRUSTED) / (forecast_total + TRUSTED)
+    level, plain = jnp.argmax(calibrated / costs).astype(jnp.int32), len(costs) - 1
     rests = (pace.level == plain) & (level == plain) & goes_on
     return dataclasses.replace(
         pace,
         level=jnp.where(rests, plain + 1, level),
         age=jnp.int32(0),
-        wait=jnp.where(rests, jnp.clip(2 * pace.wait, 1, LONGEST_REST), 0),
+        wait=jnp.where(rests, jnp.clip(2 * pace.wait, 1, MAX_REST), 0),
         num_steps=pace.num_steps.at[pace.level].add(1),
         expected=drafted[level],
-        promised=promised,
-        kept=kept,
+        forecast_total=forecast_total,
+        accepted_total=accepted_total,
     )
 
 
@@ -171,14 +180,14 @@ def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
     Args:
       pace: before the step.
       accepted: [] float32, mean number of tokens that the step accepted for a sequence.
-      costs: [L], cost of a step at each level, in plain steps.
+      costs: [L], cost of a step with each setting, in plain steps.
     """
     age = pace.age + 1
     rate = pace.rate + (accepted - pace.rate) / jnp.minimum(age, MEMORY).astype(jnp.float32)
     pays = rate > costs[pace.level]
     falls = (age >= TRIAL) & ~pays & (pace.level < len(costs) - 1)
     tries = ~falls & (pace.level > 0) & (age >= pace.wait)
-    wait = jnp.where(tries, jnp.minimum(2 * pace.wait, LONGEST_WAIT), pace.wait)
+    wait = jnp.where(tries, jnp.minimum(2 * pace.wait, MAX_WAIT), pace.wait)
     wait = jnp.where((pace.level == 0) & (age >= MEMORY) & pays, FIRST_WAIT, wait)
     return dataclasses.replace(
         pace,

@@ -19,7 +19,7 @@ from jlade.drafts.tree import Form, TreeShape
 from jlade.lookahead import block as blocks
 
 
-class Range(NamedTuple):
+class Part(NamedTuple):
     """The columns and the drafts, in depth-first order, that a device delivers."""
 
     first_column: int
@@ -27,8 +27,13 @@ class Range(NamedTuple):
     first_draft: int
     end_draft: int
 
+    @property
+    def num_drafts(self) -> int:
+        """How many drafts the device delivers."""
+        return self.end_draft - self.first_draft
 
-class Tables(NamedTuple):
+
+class ShareTables(NamedTuple):
     """The shares of L devices, as far as they do not depend on the form of the tree: T' tokens and R' outputs of each.
 
     The window's tokens come first, then the predecessors of the first draft, then the drafts. -1 stands for no token.
@@ -62,60 +67,67 @@ class Share(NamedTuple):
     delivered_outputs: jax.Array  # [1 + W + M] int32
 
 
-_axes: Any = Share
-BATCH_AXES: Share = _axes(0, 0, None, 0, 0, 0, 0)  # of `jax.vmap` over sequences, whose outputs have the same indices
+# Of `jax.vmap` over sequences, whose outputs have the same indices.
+BATCH_AXES = Share(0, 0, None, 0, 0, 0, 0)  # type: ignore[arg-type]  # axes, not arrays
 
 
-def share(setting: LookaheadConfig, form: TreeShape | Form, number: int, device: jax.Array) -> Share:
+def share(setting: LookaheadConfig, form: TreeShape | Form, num_devices: int, device: jax.Array) -> Share:
     """Returns the share of one of several devices, of the block of a setting with a tree.
 
     Args:
       setting: the sizes of the window and of the tree.
       form: of the tree, for one sequence.
-      number: devices, L.
+      num_devices: L.
       device: [] int32, 0 to L-1.
     """
-    by_device: Any = tables(setting, number)
-    own = jax.tree.map(lambda x: jnp.asarray(x)[device], by_device)
+    of_devices: Any = tables(setting, num_devices)
+    of_window = jax.tree.map(lambda table: jnp.asarray(table)[device], of_devices)
     num_drafts, window = len(form.depths), blocks.window(setting.window_size, setting.ngram_size)
     if not num_drafts:
-        members = jnp.maximum(own.members, 0)
-        delivered = own.delivered_tokens, own.delivered_outputs
-        return Share(own.positions, own.mask, own.outputs, members, own.rows, *delivered)
+        return Share(
+            positions=of_window.positions,
+            mask=of_window.mask,
+            outputs=of_window.outputs,
+            members=jnp.maximum(of_window.members, 0),
+            rows=of_window.rows,
+            delivered_tokens=of_window.delivered_tokens,
+            delivered_outputs=of_window.delivered_outputs,
+        )
     depths, seen = jnp.asarray(form.depths), jnp.asarray(form.mask)
     rank = _depth_first(form)
 
-    # The places of the members in the tree, `num_drafts` for those of the window and for none.
-    order = jnp.zeros(num_drafts, jnp.int32).at[rank].set(jnp.arange(num_drafts, dtype=jnp.int32))
+    # The index of each member in the tree, `num_drafts` for the window's tokens and for none.
+    draft_at = jnp.zeros(num_drafts, jnp.int32).at[rank].set(jnp.arange(num_drafts, dtype=jnp.int32))
 
-    def placed(ranks: jax.Array) -> jax.Array:
-        at = jnp.where(ranks < 0, num_drafts, ranks)
-        return order.at[at].get(mode="fill", fill_value=num_drafts)
+    def drafts_of(ranks: jax.Array) -> jax.Array:
+        ranks = jnp.where(ranks < 0, num_drafts, ranks)
+        return draft_at.at[ranks].get(mode="fill", fill_value=num_drafts)
 
-    precedes = seen.at[placed(own.first_rank)].get(mode="fill", fill_value=False)
-    is_member = precedes[None, :] & (depths[None, :] == own.depths[:, None]) & (rank[None, :] < own.first_rank)
+    first_rank = of_window.first_rank
+    precedes = seen.at[drafts_of(first_rank)].get(mode="fill", fill_value=False)
+    is_member = precedes[None, :] & (depths[None, :] == of_window.depths[:, None]) & (rank[None, :] < first_rank)
     predecessors = jnp.where(jnp.any(is_member, axis=1), jnp.argmax(is_member, axis=1).astype(jnp.int32), num_drafts)
-    places = jnp.where(own.depths > 0, predecessors, placed(own.ranks))
-    in_tree = places < num_drafts
+    drafts = jnp.where(of_window.depths > 0, predecessors, drafts_of(of_window.ranks))
+    in_tree = drafts < num_drafts
     # Rows, then columns: XLA's compiler for v6e fails on one gather of both from a constant mask.
-    seen_rows = seen.at[places].get(mode="fill", fill_value=False)
-    sees = seen_rows.at[:, places].get(mode="fill", fill_value=False)
+    seen_rows = seen.at[drafts].get(mode="fill", fill_value=False)
+    sees = seen_rows.at[:, drafts].get(mode="fill", fill_value=False)
 
-    drafted = jnp.where(own.rows < 0, places[own.outputs], 0)
-    in_outputs = jnp.where(drafted < num_drafts, len(window.outputs) + drafted, 0)
+    output_drafts = jnp.where(of_window.rows < 0, drafts[of_window.outputs], 0)
+    draft_rows = jnp.where(output_drafts < num_drafts, len(window.outputs) + output_drafts, 0)
     return Share(
-        positions=jnp.where(in_tree, depths.at[places].get(mode="fill", fill_value=0), own.positions),
-        mask=own.mask | sees,
-        outputs=own.outputs,
-        members=jnp.where(in_tree, window.first_draft + places, jnp.maximum(own.members, 0)),
-        rows=jnp.where(own.rows < 0, in_outputs, own.rows),
-        delivered_tokens=jnp.append(own.delivered_tokens, own.delivered_drafts[rank]),
-        delivered_outputs=jnp.append(own.delivered_outputs, own.delivered_logits[rank]),
+        positions=jnp.where(in_tree, depths.at[drafts].get(mode="fill", fill_value=0), of_window.positions),
+        mask=of_window.mask | sees,
+        outputs=of_window.outputs,
+        members=jnp.where(in_tree, window.first_draft + drafts, jnp.maximum(of_window.members, 0)),
+        rows=jnp.where(of_window.rows < 0, draft_rows, of_window.rows),
+        delivered_tokens=jnp.append(of_window.delivered_tokens, of_window.delivered_drafts[rank]),
+        delivered_outputs=jnp.append(of_window.delivered_outputs, of_window.delivered_logits[rank]),
     )
 
 
 def _depth_first(form: TreeShape | Form) -> jax.Array:
-    """Returns the places [M] of a tree's tokens in depth-first order, with siblings in the order of the tree."""
+    """Returns the rank [M] of each token of a tree in depth-first order, with siblings in the order of the tree."""
     parents, mask = jnp.asarray(form.parents), jnp.asarray(form.mask)
     index = jnp.arange(len(parents), dtype=jnp.int32)
     descendants = jnp.sum(mask, axis=0, dtype=jnp.int32)  # with the token itself
@@ -125,98 +137,95 @@ def _depth_first(form: TreeShape | Form) -> jax.Array:
     return jnp.sum(jnp.where(mask, before[None, :], 0), axis=1, dtype=jnp.int32) - 1
 
 
-def share_size(setting: LookaheadConfig, number: int) -> tuple[int, int]:
+def share_size(setting: LookaheadConfig, num_devices: int) -> tuple[int, int]:
     """Returns T' and R', the tokens and outputs of each share; of the whole block on one device."""
-    if number == 1:
+    if num_devices == 1:
         return setting.block_size, 1 + setting.window_size + setting.num_drafted
-    by_device = tables(setting, number)
-    return by_device.members.shape[1], by_device.outputs.shape[1]
+    of_devices = tables(setting, num_devices)
+    return of_devices.members.shape[1], of_devices.outputs.shape[1]
 
 
 @functools.cache
-def tables(setting: LookaheadConfig, number: int) -> Tables:
-    """Returns the tables of the shares of a setting on `number` devices L."""
+def tables(setting: LookaheadConfig, num_devices: int) -> ShareTables:
+    """Returns the tables of the shares of a setting on L devices."""
     block = blocks.window(setting.window_size, setting.ngram_size)
     columns = np.arange((setting.ngram_size - 1) * setting.window_size).reshape(setting.ngram_size - 1, -1)
-    members, delivered, ranges = [], [], balance(setting, number)
-    for device, (first, end, _, _) in enumerate(ranges):
-        own = columns[:, first:end].reshape(-1)
-        delivered.append(np.append(own[own > 0], [0] if device == 0 else []).astype(int))
-        members.append(np.union1d(np.append(own, 0), columns[0, :end]).astype(int))  # sorted: the current token first
+    members, delivered, parts = [], [], balance(setting, num_devices)
+    for device, part in enumerate(parts):
+        tokens = columns[:, part.first_column : part.end_column].reshape(-1)
+        delivered.append(np.append(tokens[tokens > 0], [0] if device == 0 else []).astype(int))
+        # Sorted: the current token first.
+        members.append(np.union1d(np.append(tokens, 0), columns[0, : part.end_column]).astype(int))
     rows = [np.flatnonzero(np.isin(block.outputs, tokens)) for tokens in delivered]
-    before = [_num_predecessors(setting, each.first_draft) if _num_drafts(each) else 0 for each in ranges]
-    first_drafts = [len(own) + missing for own, missing in zip(members, before, strict=True)]
-    size = max(first + _num_drafts(each) for first, each in zip(first_drafts, ranges, strict=True))
-    most = max(len(own) + _num_drafts(each) for own, each in zip(rows, ranges, strict=True))
+    predecessors = [_max_predecessors(setting, part.first_draft) if part.num_drafts else 0 for part in parts]
+    first_drafts = [len(tokens) + missing for tokens, missing in zip(members, predecessors, strict=True)]
+    size = max(first + part.num_drafts for first, part in zip(first_drafts, parts, strict=True))
+    num_outputs = max(len(of_window) + part.num_drafts for of_window, part in zip(rows, parts, strict=True))
 
     def full(*shape: int, value: int = -1) -> np.ndarray:
-        return np.full((number, *shape), value, np.int32)
+        return np.full((num_devices, *shape), value, np.int32)
 
-    found = Tables(
+    result = ShareTables(
         members=full(size),
         positions=full(size, value=0),
-        mask=np.repeat(np.eye(size, dtype=bool)[None], number, axis=0),
+        mask=np.repeat(np.eye(size, dtype=bool)[None], num_devices, axis=0),
         depths=full(size),
         ranks=full(size),
-        first_rank=np.array([each.first_draft for each in ranges], np.int32),
-        outputs=full(most, value=0),
-        rows=full(most, value=0),
+        first_rank=np.array([part.first_draft for part in parts], np.int32),
+        outputs=full(num_outputs, value=0),
+        rows=full(num_outputs, value=0),
         delivered_tokens=full(len(block.positions), value=size),
-        delivered_outputs=full(len(block.outputs), value=most),
+        delivered_outputs=full(len(block.outputs), value=num_outputs),
         delivered_drafts=full(setting.num_drafted, value=size),
-        delivered_logits=full(setting.num_drafted, value=most),
+        delivered_logits=full(setting.num_drafted, value=num_outputs),
     )
-    for device, (own, first, each) in enumerate(zip(members, first_drafts, ranges, strict=True)):
-        end, drafts = first + _num_drafts(each), slice(each.first_draft, each.end_draft)
-        found.members[device, : len(own)] = own
-        found.positions[device, : len(own)] = block.positions[own]
-        found.mask[device, : len(own), : len(own)] = block.mask[np.ix_(own, own)]
-        found.mask[device, len(own) :, 0] = True
-        found.depths[device, len(own) : first] = np.arange(1, first - len(own) + 1)
-        found.ranks[device, first:end] = np.arange(each.first_draft, each.end_draft)
-        place = np.zeros(len(block.positions), int)
-        place[own] = np.arange(len(own))
-        num_rows = len(rows[device])
-        found.outputs[device, :num_rows] = place[block.outputs[rows[device]]]
-        found.outputs[device, num_rows : num_rows + _num_drafts(each)] = np.arange(first, end)
-        found.rows[device, :num_rows] = rows[device]
-        found.rows[device, num_rows : num_rows + _num_drafts(each)] = -1
-        found.delivered_tokens[device, delivered[device]] = place[delivered[device]]
-        found.delivered_outputs[device, rows[device]] = np.arange(num_rows)
-        found.delivered_drafts[device, drafts] = np.arange(first, end)
-        found.delivered_logits[device, drafts] = num_rows + np.arange(_num_drafts(each))
-    return found
+    for device, (tokens, first, part) in enumerate(zip(members, first_drafts, parts, strict=True)):
+        num_tokens, num_rows, end = len(tokens), len(rows[device]), first + part.num_drafts
+        drafts = slice(part.first_draft, part.end_draft)
+        result.members[device, :num_tokens] = tokens
+        result.positions[device, :num_tokens] = block.positions[tokens]
+        result.mask[device, :num_tokens, :num_tokens] = block.mask[np.ix_(tokens, tokens)]
+        result.mask[device, num_tokens:, 0] = True
+        result.depths[device, num_tokens:first] = np.arange(1, first - num_tokens + 1)
+        result.ranks[device, first:end] = np.arange(part.first_draft, part.end_draft)
+        member_at = np.zeros(len(block.positions), int)
+        member_at[tokens] = np.arange(num_tokens)
+        result.outputs[device, :num_rows] = member_at[block.outputs[rows[device]]]
+        result.outputs[device, num_rows : num_rows + part.num_drafts] = np.arange(first, end)
+        result.rows[device, :num_rows] = rows[device]
+        result.rows[device, num_rows : num_rows + part.num_drafts] = -1
+        result.delivered_tokens[device, delivered[device]] = member_at[delivered[device]]
+        result.delivered_outputs[device, rows[device]] = np.arange(num_rows)
+        result.delivered_drafts[device, drafts] = np.arange(first, end)
+        result.delivered_logits[device, drafts] = num_rows + np.arange(part.num_drafts)
+    return result
 
 
 @functools.cache
-def balance(setting: LookaheadConfig, number: int) -> list[Range]:
-    """Returns the ranges of each device, so that the largest share is small."""
+def balance(setting: LookaheadConfig, num_devices: int) -> list[Part]:
+    """Returns the part of each device, so that the largest share is small."""
     rows, unit = setting.ngram_size - 1, 1 if setting.tree_size is not None else setting.ngram_size - 1
-    for most in range(1, setting.block_size + 2):
-        columns, drafts, found = setting.window_size, setting.num_drafted, list[Range]()
-        for _ in range(number):
+    for max_size in range(1, setting.block_size + 2):
+        columns, drafts, parts = setting.window_size, setting.num_drafted, list[Part]()  # left, and from the last on
+        for _ in range(num_devices):
             # `columns` tokens of row 0, and the other rows of the last of them.
-            taken = columns if rows == 1 else min(columns, max(0, most - columns) // (rows - 1))
-            used = max(1, columns + (rows - 1) * taken) if taken else 1
-            if used > most:
+            num_columns = columns if rows == 1 else min(columns, max(0, max_size - columns) // (rows - 1))
+            size = max(1, columns + (rows - 1) * num_columns) if num_columns else 1
+            if size > max_size:
                 break
-            tried = min(drafts, most - used) // unit * unit
-            if tried < drafts:  # the part does not begin with the first draft
-                room = most - used - _num_predecessors(setting, drafts)
-                tried = max(0, room) // unit * unit
-            own = (columns - taken, columns) if taken else (0, 0)
-            found.append(Range(*own, drafts - tried, drafts))
-            columns, drafts = columns - taken, drafts - tried
+            num_drafts = min(drafts, max_size - size) // unit * unit
+            if num_drafts < drafts:  # the part does not begin with the first draft
+                room = max_size - size - _max_predecessors(setting, drafts)
+                num_drafts = max(0, room) // unit * unit
+            own_columns = (columns - num_columns, columns) if num_columns else (0, 0)
+            parts.append(Part(*own_columns, drafts - num_drafts, drafts))
+            columns, drafts = columns - num_columns, drafts - num_drafts
         else:
             if columns == drafts == 0:
-                return found[::-1]
+                return parts[::-1]
     raise AssertionError("one device can compute the whole block")
 
 
-def _num_predecessors(setting: LookaheadConfig, first_draft: int) -> int:
+def _max_predecessors(setting: LookaheadConfig, first_draft: int) -> int:
     """Returns the most predecessors of the first draft of a part: parts of chains begin with a chain."""
     return 0 if setting.tree_size is None else min(setting.max_accepted - 2, first_draft)
-
-
-def _num_drafts(each: Range) -> int:
-    return each.end_draft - each.first_draft

@@ -20,7 +20,7 @@ class Agreement(NamedTuple):
     path: jax.Array  # [A-1] int32, places of the best draft's tokens in the tree
 
 
-def verify_by_matching(tree: Tree, next_token: jax.Array, predicted: jax.Array, most: int) -> Agreement:
+def verify_by_matching(tree: Tree, next_token: jax.Array, predicted: jax.Array, max_accepted: int) -> Agreement:
     """Accepts the longest draft that equals the model's tokens, and the model's token after it.
 
     The result is that of Algorithm 3 of arXiv 2402.02057, which walks the depth: a token is accepted when it and all
@@ -31,20 +31,22 @@ def verify_by_matching(tree: Tree, next_token: jax.Array, predicted: jax.Array, 
       tree: M drafted tokens.
       next_token: [] int32, the model's token after the current one.
       predicted: [M] int32, the model's token after each token of the tree.
-      most: A, the depth of the tree and 1.
+      max_accepted: A, the depth of the tree plus one.
     """
-    if most == 1:
+    if max_accepted == 1:
         return Agreement(next_token[None], jnp.int32(1), jnp.zeros(0, jnp.int32))
     parents, mask = jnp.asarray(tree.form.parents), tree.form.mask
     expected = jnp.where(parents == Tree.CURRENT, next_token, predicted[jnp.maximum(parents, 0)])
     agrees = tree.tokens == expected
     depth = jnp.where(jnp.any(mask & ~agrees[None, :], axis=1), 0, tree.form.depths)  # 0 for rejected ones
     best = jnp.argmax(depth).astype(jnp.int32)
-    path = _path(tree, best, most)
+    path = _path(tree, best, max_accepted)
     return Agreement(jnp.append(next_token, predicted[path]), 1 + depth[best], path)
 
 
-def verify_by_rejection(key: jax.Array, tree: Tree, next_logits: jax.Array, logits: jax.Array, most: int) -> Agreement:
+def verify_by_rejection(
+    key: jax.Array, tree: Tree, next_logits: jax.Array, logits: jax.Array, max_accepted: int
+) -> Agreement:
     """Accepts sampled drafts one depth at a time: Algorithm 4 of arXiv 2402.02057.
 
     At each depth the tokens after the last accepted one are tried in turn. A token is accepted with its share of the
@@ -57,39 +59,39 @@ def verify_by_rejection(key: jax.Array, tree: Tree, next_logits: jax.Array, logi
       tree: M drafted tokens, M at least 1.
       next_logits: [V] float32, processed logits of the token after the current one.
       logits: [M, V] float32, processed logits of the token after each token of the tree.
-      most: A, the depth of the tree and 1.
+      max_accepted: A, the depth of the tree plus one.
     """
     # Drafts with equal prefixes count as one, which is tried once.
     first = _first_equal(tree)
-    place, parents = jnp.arange(len(first), dtype=jnp.int32), jnp.asarray(tree.form.parents)
+    index, parents = jnp.arange(len(first), dtype=jnp.int32), jnp.asarray(tree.form.parents)
     parents = jnp.where(parents == Tree.CURRENT, Tree.CURRENT, first[jnp.maximum(parents, 0)])
-    exists = (tree.tokens >= 0) & (first == place)
+    exists = (tree.tokens >= 0) & (first == index)
 
     def walk(carry: Any, key: jax.Array) -> tuple[Any, Any]:
-        last, walking, logits_here = carry
+        last, goes_on, last_logits = carry
         accept_key, draw_key = jax.random.split(key)
-        tried = exists & (parents == last) & walking
-        mass = jnp.where(tried, jax.nn.softmax(logits_here)[tree.tokens], 0.0)
-        left = 1 - (jnp.cumsum(mass) - mass)  # before each token is tried
-        accepts = jax.random.uniform(accept_key, mass.shape) * left < mass
-        left_over = logits_here.at[jnp.where(tried, tree.tokens, len(logits_here))].set(-jnp.inf, mode="drop")
-        left_over = jnp.where(jnp.any(left_over > -jnp.inf), left_over, logits_here)  # rounding can leave no mass
-        drawn = jax.random.categorical(draw_key, left_over).astype(jnp.int32)
-        accepted, walks = jnp.argmax(accepts).astype(jnp.int32), jnp.any(accepts)
-        token = jnp.where(walks, tree.tokens[accepted], drawn)
-        return (jnp.where(walks, accepted, last), walks, logits[accepted]), (token, walks)
+        is_tried = exists & (parents == last) & goes_on
+        mass = jnp.where(is_tried, jax.nn.softmax(last_logits)[tree.tokens], 0.0)
+        mass_left = 1 - (jnp.cumsum(mass) - mass)  # before each token is tried
+        is_accepted = jax.random.uniform(accept_key, mass.shape) * mass_left < mass
+        rest = last_logits.at[jnp.where(is_tried, tree.tokens, len(last_logits))].set(-jnp.inf, mode="drop")
+        rest = jnp.where(jnp.any(rest > -jnp.inf), rest, last_logits)  # rounding can leave no mass
+        drawn = jax.random.categorical(draw_key, rest).astype(jnp.int32)
+        accepted, goes_on = jnp.argmax(is_accepted).astype(jnp.int32), jnp.any(is_accepted)
+        token = jnp.where(goes_on, tree.tokens[accepted], drawn)
+        return (jnp.where(goes_on, accepted, last), goes_on, logits[accepted]), (token, goes_on)
 
     start = jnp.int32(Tree.CURRENT), jnp.bool_(True), next_logits
     # The last token is never in the tree: at its depth there is nothing to try.
-    (last, _, _), (tokens, walks) = jax.lax.scan(walk, start, jax.random.split(key, most))
-    return Agreement(tokens, 1 + jnp.sum(walks, dtype=jnp.int32), _path(tree, last, most))
+    (last, _, _), (tokens, goes_on) = jax.lax.scan(walk, start, jax.random.split(key, max_accepted))
+    return Agreement(tokens, 1 + jnp.sum(goes_on, dtype=jnp.int32), _path(tree, last, max_accepted))
 
 
-def _path(tree: Tree, last: jax.Array, most: int) -> jax.Array:
+def _path(tree: Tree, last: jax.Array, max_accepted: int) -> jax.Array:
     """Returns the places of a token and its predecessors by depth [A-1], arbitrary ones past it."""
     if isinstance(tree.form, TreeShape):
-        return jnp.minimum(jnp.asarray(tree.form.lineage)[last, : most - 1], len(tree.tokens) - 1)
-    depth = jnp.arange(1, most, dtype=jnp.int32)
+        return jnp.minimum(jnp.asarray(tree.form.lineage)[last, : max_accepted - 1], len(tree.tokens) - 1)
+    depth = jnp.arange(1, max_accepted, dtype=jnp.int32)
     is_at = tree.form.mask[last][None, :] & (tree.form.depths[None, :] == depth[:, None])
     return jnp.argmax(is_at, axis=1).astype(jnp.int32)
 

@@ -100,7 +100,7 @@ def test_the_chat_keeps_its_state_on_the_mesh(model, monkeypatch, capsys):
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
     assert len(states) == 4
-    assert len(states[3].memory.cache.keys[0].devices()) == 4
+    assert len(states[3].cache.keys[0].devices()) == 4
 
 
 @pytest.mark.slow

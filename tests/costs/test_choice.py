@@ -188,7 +188,7 @@ def test_auto_gives_the_text_of_plain_decoding_and_compiles_once():
             out = jlade.generate(params, prompt, max_new_tokens=12, lookahead="auto", keep_state=True)
             if prompt == [1, 2, 3]:
                 assert_same_texts(out, expected)
-            assert out.state.memory.drafts.tree.tokens.shape[1:] == (SMALL_BLOCK.num_drafted,)
+            assert out.state.drafts.tree.tokens.shape[1:] == (SMALL_BLOCK.num_drafted,)
 
 
 @pytest.mark.slow
@@ -197,9 +197,9 @@ def test_auto_is_what_is_stored_for_as_many_prompts():
     choice.save(key_of(params, 2), SETTING, {})
     for prompts, setting in (([[1, 2]], SMALL_BLOCK), ([[1, 2], [3]], SETTING)):
         out = jlade.generate(params, prompts, max_new_tokens=4, lookahead="auto", keep_state=True)
-        assert out.state.memory.drafts.tree.tokens.shape[1:] == (setting.num_drafted,)
+        assert out.state.drafts.tree.tokens.shape[1:] == (setting.num_drafted,)
     *_, last = jlade.stream(params, [1, 2], max_new_tokens=4, lookahead="auto", keep_state=True)
-    assert last.generation.state.memory.drafts.tree.tokens.shape[1:] == (SMALL_BLOCK.num_drafted,)
+    assert last.generation.state.drafts.tree.tokens.shape[1:] == (SMALL_BLOCK.num_drafted,)
 
 
 def test_a_process_stays_with_what_it_found_until_told_to_look_again():

@@ -17,7 +17,7 @@ from jlade.vocabulary import VocabularyShard
 from tests.tiny import PAPER, tiny_llama
 
 VOCAB, POSITIONS = 13, 3
-GREEDY = sampling.LEAST_TEMPERATURE
+GREEDY = sampling.MIN_TEMPERATURE
 
 
 def among(*usual, least, most):

@@ -124,7 +124,7 @@ def test_a_row_that_is_done_reads_nothing():
     state = dataclasses.replace(unread(params, inputs, config), done=jnp.array([True, False]))
     state = jlade.run_steps(params, state, config, 1, until=inputs.lengths)
     assert state.num_tokens.tolist() == [1, 3]
-    assert state.memory.cache.length.tolist() == [0, 2]
+    assert state.cache.length.tolist() == [0, 2]
 
 
 @pytest.mark.slow

@@ -519,9 +519,9 @@ def test_texts_of_a_recurrent_model_follow_its_distribution():
 
 @pytest.mark.slow
 def test_the_test_of_the_distribution_finds_a_wrong_sampler(small_model, expected_counts, monkeypatch):
-    def without_renormalisation(key, tree, next_logits, logits, most):
+    def without_renormalisation(key, tree, next_logits, logits, max_accepted):
         """Draws from the whole distribution where nothing was accepted, though some of its mass was tried already."""
-        verdict = verify_by_rejection(key, tree, next_logits, logits, most)
+        verdict = verify_by_rejection(key, tree, next_logits, logits, max_accepted)
         redrawn = jax.random.categorical(jax.random.fold_in(key, 99), next_logits).astype(jnp.int32)
         first = jnp.where(verdict.num_accepted == 1, redrawn, verdict.tokens[0])
         return verdict._replace(tokens=verdict.tokens.at[0].set(first))

@@ -103,7 +103,7 @@ def assert_row(out, row, tokens, free):
     assert statistics.accepted_histogram[row].tolist() == np.bincount(accepted, minlength=5)[1:].tolist()
     assert statistics.steps_with_accepted[row] == (accepted > 1).sum()
     assert out.state.num_tokens[row] == out.state.inputs.lengths[row] + length
-    assert out.state.memory.cache.length[row] == out.state.num_tokens[row] - 1
+    assert out.state.cache.length[row] == out.state.num_tokens[row] - 1
 
 
 def test_every_set_of_end_tokens_ends_the_text_where_it_is_found():

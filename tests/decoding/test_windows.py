@@ -46,7 +46,7 @@ def test_a_ragged_batch_of_long_prompts(name, lookahead, tmp_path):
         assert len(set(text)) > 3
     out = jlade.generate(params, prompts, lookahead=lookahead, **options)
     assert out.tokens.tolist() == texts
-    entries = [layer.shape[2] for layer in out.state.memory.cache.keys]
+    entries = [layer.shape[2] for layer in out.state.cache.keys]
     assert entries == ([8, 8] if name == "in every layer" else [8, 1024])
 
 
@@ -91,7 +91,7 @@ def test_the_cache_has_the_last_accepted_tokens_and_no_rejected_ones():
         out = generate(text)
         text += out.tokens[0].tolist()
         anew = generate(text[:-1], max_new_tokens=1, lookahead=None)
-        one, other = (x.state.memory.cache for x in (out, anew))
+        one, other = (x.state.cache for x in (out, anew))
         assert one.length.tolist() == [len(text) - 1] == other.length.tolist()
         for got, expected in zip((*one.keys, *one.values), (*other.keys, *other.values), strict=True):
             in_use = slice(0, min(len(text) - 1, got.shape[2]))
@@ -134,6 +134,6 @@ def test_a_ring_grows_with_a_text_until_it_has_the_window():
     first = generate([3, 1, 4])
     text = [3, 1, 4, *first.tokens[0].tolist()] * 90
     longer = generate(text, state=first.state)
-    shapes = [[layer.shape[2] for layer in out.state.memory.cache.values] for out in (first, longer)]
+    shapes = [[layer.shape[2] for layer in out.state.cache.values] for out in (first, longer)]
     assert shapes == [[1024, 8], [1504, 8]]
     assert_same_texts(longer, generate(text))

@@ -40,9 +40,9 @@ def merge(tokens, costs):
     return jax.device_get(merged(np.array(tokens, np.int32), np.array(costs, np.int32)))
 
 
-@functools.partial(jax.jit, static_argnames="most")
-def verified(tree, next_token, predicted, most):
-    return verify_by_matching(tree, next_token, predicted, most)
+@functools.partial(jax.jit, static_argnames="max_accepted")
+def verified(tree, next_token, predicted, max_accepted):
+    return verify_by_matching(tree, next_token, predicted, max_accepted)
 
 
 def paths_in(tree):
@@ -96,13 +96,13 @@ def test_shapes_are_joined():
 def test_accepts_the_longest_path_that_the_model_agrees_with(case, model):
     """The model says 0 where the dictionary says nothing."""
     tree = merge(*case)
-    paths, most = paths_in(tree), int(SHAPE.depths.max()) + 1
+    paths, max_accepted = paths_in(tree), int(SHAPE.depths.max()) + 1
     walked: list[int] = []
     while tuple(walked) in [(), *paths]:
         walked.append(model.get(tuple(walked), 0))
     predicted = [model.get(path, 0) for path in paths] + [0] * (SIZE - len(paths))
-    verdict = jax.device_get(verified(tree, np.int32(model.get((), 0)), np.array(predicted, np.int32), most))
-    assert verdict.tokens.shape == (most,)
+    verdict = jax.device_get(verified(tree, np.int32(model.get((), 0)), np.array(predicted, np.int32), max_accepted))
+    assert verdict.tokens.shape == (max_accepted,)
     assert verdict.tokens[: verdict.num_accepted].tolist() == walked
     assert tree.tokens[verdict.path[: len(walked) - 1]].tolist() == walked[:-1]
 
@@ -127,10 +127,10 @@ def test_rejection_draws_from_the_models_distribution(tree):
     first, second = rng.dirichlet(np.ones(VOCAB)), rng.dirichlet(np.ones(VOCAB), VOCAB)
     last = np.maximum(tree.tokens, 0)
     logits = jnp.log(jnp.asarray(second, jnp.float32))
-    most = int(np.max(tree.form.depths)) + 1
+    max_accepted = int(np.max(tree.form.depths)) + 1
 
     def draw(key):
-        verdict = verify_by_rejection(key, tree, jnp.log(jnp.asarray(first, jnp.float32)), logits[last], most)
+        verdict = verify_by_rejection(key, tree, jnp.log(jnp.asarray(first, jnp.float32)), logits[last], max_accepted)
         again = jax.random.categorical(jax.random.fold_in(key, 9), logits[verdict.tokens[0]]).astype(jnp.int32)
         second_token = jnp.where(verdict.num_accepted > 1, verdict.tokens[1], again)
         return verdict.tokens[0], second_token, verdict.num_accepted

@@ -545,9 +545,9 @@ def test_a_row_is_written_in_place(shared, monkeypatch):
     insert, places = rows.insert, []
 
     def watched(state, *arguments):
-        before = [layer.unsafe_buffer_pointer() for layer in state.memory.cache.keys]
+        before = [layer.unsafe_buffer_pointer() for layer in state.cache.keys]
         after = insert(state, *arguments)
-        places.append((before, [layer.unsafe_buffer_pointer() for layer in after.memory.cache.keys]))
+        places.append((before, [layer.unsafe_buffer_pointer() for layer in after.cache.keys]))
         return after
 
     monkeypatch.setattr(rows, "insert", watched)

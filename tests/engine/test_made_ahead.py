@@ -169,7 +169,7 @@ def test_threads_load_a_program_once(named, monkeypatch):
         return load(content)
 
     monkeypatch.setattr(programs.pickle, "loads", slowly)
-    results, run = [], found.answer(dict)
+    results, run = [], found.handler(dict)
     threads = [threading.Thread(target=lambda: results.append(run(call).tolist())) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -73,7 +73,7 @@ def test_rows_move_with_all_that_they_hold():
     """The memory of the cache that they leave is free."""
     inputs, config = jlade.prepare(PARAMS, [[1], [2, 3], [4] * 9], lookahead=PAPER, max_new_tokens=5)
     state = jlade.start(jlade.prefill(PARAMS, inputs, config), inputs, config)
-    before, cache = host(state), state.memory.cache
+    before, cache = host(state), state.cache
     after = rows.resize(state, [2, -1, 0, -1], config)
     np.testing.assert_array_equal(after.done, [False, True, False, True])
     for old, new in zip(before, host(after), strict=True):

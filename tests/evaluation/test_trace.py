@@ -94,7 +94,7 @@ def test_equals_the_reference(seed, lookahead):
     expected, watched, tokens = steps_of_reference(seed, lookahead, key)
     found = traced(seed, lookahead=lookahead, eos_ids=(), key=key)
     assert found.tokens == PROMPT + tokens
-    assert (found.prompt_length, found.finish_reason, found.levels) == (len(PROMPT), "length", (lookahead,))
+    assert (found.prompt_length, found.finish_reason, found.settings) == (len(PROMPT), "length", (lookahead,))
     assert [(s.window, s.predicted, paths_in(s), s.accepted) for s in found.steps] == expected
     for step in found.steps:
         kept = [draft.token for draft in step.drafts if draft.is_kept]
@@ -169,9 +169,9 @@ def test_adaptive_steps_have_the_levels_of_their_pace():
         rows = [*earlier.window[1:], earlier.predicted]
         assert [later.window[0][1:], *later.window[1:]] == [rows[0][1:], *rows[1:]], "narrow steps leave the window"
     for step in found.steps:
-        level = found.levels[step.level]
-        assert len(step.predicted) == level.window_size
-        assert len(step.drafts) <= level.num_drafted
+        setting = found.settings[step.level]
+        assert len(step.predicted) == setting.window_size
+        assert len(step.drafts) <= setting.num_drafted
 
 
 @pytest.mark.slow
@@ -224,9 +224,9 @@ def test_the_page_has_the_trace_and_the_masks():
     data = data_of(trace_lib.page(found))
     expected = json.loads(json.dumps(dataclasses.asdict(found)))
     assert data.items() >= expected.items()
-    for level, built in zip(adaptive.levels(found.lookahead), data["blocks"], strict=True):
-        mask = block.window(level.window_size, level.ngram_size).mask
-        assert built["sizes"] == [level.window_size, level.ngram_size, level.num_drafted]
+    for setting, built in zip(adaptive.settings(found.lookahead), data["blocks"], strict=True):
+        mask = block.window(setting.window_size, setting.ngram_size).mask
+        assert built["sizes"] == [setting.window_size, setting.ngram_size, setting.num_drafted]
         for row, runs in zip(mask, built["seen"], strict=True):
             seen = [k for begin, end in zip(runs[::2], runs[1::2], strict=True) for k in range(begin, end)]
             assert seen == np.flatnonzero(row).tolist()

@@ -108,12 +108,12 @@ def test_programs_that_the_cache_has_are_compiled_anew(made, tmp_path):
 
 def test_memory_is_still_taken_over(made):
     inputs, config = jlade.prepare(params(), [1, 2, 3], **OPTIONS)
-    run = programs.find(made, jax.devices()[0]).answer(lambda: programs.facts_of(params(), inputs, config))
-    with ahead.answered(run):
+    run = programs.find(made, jax.devices()[0]).handler(lambda: programs.facts_of(params(), inputs, config))
+    with ahead.intercept(run):
         state = jlade.start(jlade.prefill(params(), inputs, config), inputs, config)
         after = jlade.run_steps(params(), state, config, 1)
-    assert all(array.is_deleted() for array in state.memory.cache.keys)
-    assert not any(array.is_deleted() for array in after.memory.cache.keys)
+    assert all(array.is_deleted() for array in state.cache.keys)
+    assert not any(array.is_deleted() for array in after.cache.keys)
 
 
 @contextlib.contextmanager

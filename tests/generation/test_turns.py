@@ -204,7 +204,7 @@ def test_the_cache_is_that_of_the_model():
     text += second.tokens[0].tolist()
     anew = generate([*text, 0], max_new_tokens=1)
     length = len(text) - 1
-    for got, expected in zip(second.state.memory.cache.keys, anew.state.memory.cache.keys, strict=True):
+    for got, expected in zip(second.state.cache.keys, anew.state.cache.keys, strict=True):
         np.testing.assert_allclose(got[:, :, :length], expected[:, :, :length], atol=1e-4)
 
 

@@ -24,7 +24,7 @@ def levels_of(accepted, costs=COSTS):
         if level < len(costs) - 1 and len(seen) >= adaptive.TRIAL and mean <= costs[level]:
             level, seen = level + 1, []
         elif level > 0 and len(seen) >= wait:
-            level, seen, wait = 0, [], min(2 * wait, adaptive.LONGEST_WAIT)
+            level, seen, wait = 0, [], min(2 * wait, adaptive.MAX_WAIT)
         elif level == 0 and len(seen) >= adaptive.MEMORY and mean > costs[0]:
             wait = adaptive.FIRST_WAIT
     return levels
@@ -48,19 +48,19 @@ def test_levels_equal_those_found_without_arrays(seed):
 
 def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
     lookahead = LookaheadConfig.paper(3, 4, 2, relative_step_time=2.4)
-    levels = adaptive.levels(lookahead)
-    assert [(level.window_size, level.guess_set_size) for level in levels] == [(3, 2), (0, 1), (0, 0)]
+    settings = adaptive.settings(lookahead)
+    assert [(setting.window_size, setting.guess_set_size) for setting in settings] == [(3, 2), (0, 1), (0, 0)]
     assert adaptive.costs(lookahead).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
     assert adaptive.costs(lookahead, {1: 2.0, 2: 3.0, 16: 10.0}).tolist() == pytest.approx([4.75, 2.0, 1.0])
     assert adaptive.costs(dataclasses.replace(lookahead, relative_step_time=None)) is None
-    assert len(adaptive.levels(LookaheadConfig.paper(0, 3, 1))) == 2, "a setting that is its own narrower level"
+    assert len(adaptive.settings(LookaheadConfig.paper(0, 3, 1))) == 2, "a setting that is its own narrower level"
 
 
 def test_a_tree_is_as_wide_as_its_forecast_says():
     lookahead = LookaheadConfig.tree(15, sources=("suffix",), relative_step_time=2.5)
-    levels = adaptive.levels(lookahead)
-    assert [level.tree_size for level in levels] == [15, 7, 3, 0]
-    assert [level.block_size for level in levels] == [16, 8, 4, 1]
+    settings = adaptive.settings(lookahead)
+    assert [setting.tree_size for setting in settings] == [15, 7, 3, 0]
+    assert [setting.block_size for setting in settings] == [16, 8, 4, 1]
     costs = adaptive.costs(lookahead)
     assert costs.tolist() == pytest.approx([2.5, 1.7, 1.3, 1.0])
     for likely, best in (([0.9] * 15, 15), ([0.5] * 7, 7), ([0.5, 0.4, 0.3], 3), ([0.05] * 15, 0)):
@@ -71,16 +71,20 @@ def test_a_tree_is_as_wide_as_its_forecast_says():
             sources=jnp.zeros(15, jnp.int32),
             costs=jnp.array([NEVER if p == 0 else round(-256 * np.log2(p)) for p in probabilities], jnp.int32),
         )
-        expected = adaptive.forecast(tree, levels)
+        expected = adaptive.forecast(tree, settings)
         assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (15, 7, 3, 0)], abs=0.01)
         pace = adaptive.choose(adaptive.start(costs), jnp.float32(1), expected, costs)
-        assert levels[int(pace.level)].tree_size == best
+        assert settings[int(pace.level)].tree_size == best
         assert pace.num_steps.tolist() == [1, 0, 0, 0], "the step just made had the full width"
     for size, narrower in ((63, [15, 3, 0]), (119, [15, 3, 0]), (7, [3, 0]), (4, [3, 0]), (3, [0]), (1, [0]), (0, [])):
-        levels = adaptive.levels(dataclasses.replace(lookahead, tree_size=size))
-        assert [level.tree_size for level in levels] == [size, *narrower]
+        settings = adaptive.settings(dataclasses.replace(lookahead, tree_size=size))
+        assert [setting.tree_size for setting in settings] == [size, *narrower]
     with_window = LookaheadConfig(tree_size=20, window_size=3, ngram_size=3, guess_set_size=2)
-    assert [(level.window_size, level.tree_size) for level in adaptive.levels(with_window)] == [(3, 20), (0, 7), (0, 0)]
+    assert [(setting.window_size, setting.tree_size) for setting in adaptive.settings(with_window)] == [
+        (3, 20),
+        (0, 7),
+        (0, 0),
+    ]
 
 
 def test_a_text_that_pays_stays_wide_and_one_that_does_not_is_tried_ever_more_rarely():
@@ -91,8 +95,8 @@ def test_a_text_that_pays_stays_wide_and_one_that_does_not_is_tried_ever_more_ra
 
 
 def test_a_chain_has_narrower_levels_too():
-    levels = adaptive.levels(LookaheadConfig.jacobi(31, relative_step_time=2.0))
-    assert [level.num_drafted for level in levels] == [31, 15, 3, 0]
+    settings = adaptive.settings(LookaheadConfig.jacobi(31, relative_step_time=2.0))
+    assert [setting.num_drafted for setting in settings] == [31, 15, 3, 0]
 
 
 def test_a_text_that_pays_again_is_found():
@@ -122,11 +126,11 @@ def test_the_end_of_all_sequences_promises_nothing():
     pace = adaptive.choose(adaptive.start(costs), jnp.float32(3), jnp.array([4.0, 2.5, 1.0]), costs)
     assert (int(pace.level), float(pace.expected)) == (0, 3)
     ended = adaptive.choose(pace, jnp.float32(3), nothing, costs)
-    assert (float(ended.expected), float(ended.promised), float(ended.kept)) == (0, 3, 2)
+    assert (float(ended.expected), float(ended.forecast_total), float(ended.accepted_total)) == (0, 3, 2)
     for _ in range(5):
         assert int(ended.level) == 2, "nothing is known of the drafts of the next sequences, so they are looked for"
         ended = adaptive.choose(ended, jnp.float32(1), nothing, costs)
-    assert 2.9 < float(ended.promised) < 3
+    assert 2.9 < float(ended.forecast_total) < 3
 
 
 def drafting(ratio, forecasts, costs):

@@ -27,8 +27,8 @@ def verify(candidates, next_token, predicted):
     number, length = candidates.shape
     zeros = jnp.zeros(candidates.size, jnp.int32)
     tree = Tree(jnp.asarray(candidates).reshape(-1), TreeShape.chains(number, length), zeros, None)
-    most = length + 1 if number else 1
-    return verify_by_matching(tree, jnp.int32(next_token), jnp.asarray(predicted).reshape(-1), most)
+    max_accepted = length + 1 if number else 1
+    return verify_by_matching(tree, jnp.int32(next_token), jnp.asarray(predicted).reshape(-1), max_accepted)
 
 
 def walk(candidates, next_token, predicted):

@@ -197,7 +197,7 @@ def test_lookahead_has_the_text_of_plain_decoding(name, kv_dtype):
     params = tiny_llama(7, **MODELS[name])
     generate = functools.partial(jlade.generate, params, PROMPTS, kv_dtype=kv_dtype, **NEW)
     plain = generate(lookahead=None, keep_state=True)
-    cache = plain.state.memory.cache
+    cache = plain.state.cache
     assert {x.dtype for x in (*cache.keys, *cache.values)} == {jnp.dtype(kv_rounding.STORED[kv_dtype])}
     np.testing.assert_array_equal(generate(lookahead=PAPER).tokens, plain.tokens)
     if name == "llama":
