@@ -42,9 +42,9 @@ FAULTS = (
         "greedy verification accepts a token too many",
         "jlade.lookahead.verification.verify_by_matching",
         lambda right: (
-            lambda tree, next_token, predicted, most: (agreed := right(tree, next_token, predicted, most))._replace(
-                num_accepted=jnp.minimum(agreed.num_accepted + 1, most)
-            )
+            lambda tree, next_token, predicted, max_accepted: (
+                agreed := right(tree, next_token, predicted, max_accepted)
+            )._replace(num_accepted=jnp.minimum(agreed.num_accepted + 1, max_accepted))
         ),
         ("tests/lookahead/test_verification.py::test_accepts_what_the_walk_accepts",),
     ),
@@ -52,12 +52,12 @@ FAULTS = (
         "rejection sampling tries the first draft alone",
         "jlade.lookahead.verification.verify_by_rejection",
         lambda right: (
-            lambda key, tree, next_logits, logits, most: right(
+            lambda key, tree, next_logits, logits, max_accepted: right(
                 key,
-                tree.replace(tokens=jnp.where(jnp.arange(len(tree.tokens)) < most - 1, tree.tokens, -1)),
+                tree.replace(tokens=jnp.where(jnp.arange(len(tree.tokens)) < max_accepted - 1, tree.tokens, -1)),
                 next_logits,
                 logits,
-                most,
+                max_accepted,
             )
         ),
         ("tests/lookahead/test_verification.py::test_rejection_has_the_law_of_algorithm_4",),
@@ -71,7 +71,7 @@ FAULTS = (
     Fault(
         "each device computes the whole block",
         "jlade.lookahead.division.balance",
-        lambda right: lambda setting, number: right(setting, 1) * number,
+        lambda right: lambda setting, num_devices: right(setting, 1) * num_devices,
         ("tests/lookahead/test_division.py::test_no_share_is_larger_than_needed",),
     ),
     Fault(
@@ -420,7 +420,7 @@ FAULTS = (
     ),
     Fault(
         "the check of a decoder takes all logits for equal",
-        "jlade.testing.model.Model.require_equal",
+        "jlade.testing.model.TestedDecoder.require_equal",
         lambda right: lambda self, got, expected, message: None,
         ("tests/testing/test_decoder.py::test_wrong_results_are_found",),
     ),
