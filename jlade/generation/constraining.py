@@ -14,6 +14,7 @@ from jlade.constraints.grammar import Grammar, Tables
 from jlade.constraints.tokens import NEVER, Table, Trie
 from jlade.decoding import sharding
 from jlade.decoding.stopping import Stopping
+from jlade.errors import ArgumentTypeError, ArgumentValueError
 from jlade.generation import text
 from jlade.generation.text import TokenBytes, Tokenizer
 
@@ -79,13 +80,15 @@ def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_
     batch_size = len(stopping.max_new_tokens)
     grammars = [grammar] * batch_size if isinstance(grammar, Grammar | None) else grammar
     if not isinstance(grammars, Sequence) or not all(isinstance(each, Grammar | None) for each in grammars):
-        raise TypeError(f"grammar must be a jlade.Grammar, or one or None for each prompt, got {grammar!r}")
+        raise ArgumentTypeError("grammar", f"must be a jlade.Grammar, or one or None for each prompt, got {grammar!r}")
     if len(grammars) != batch_size:
-        raise ValueError(f"grammar must be one for all prompts, or {batch_size}, one for each, got {len(grammars)}")
+        raise ArgumentValueError(
+            "grammar", f"must be one for all prompts, or {batch_size}, one for each, got {len(grammars)}"
+        )
     if not any(grammars):
         return None
     if tokenizer is None:
-        raise TypeError(f"grammar needs the tokenizer: {text.PASS_TOKENIZER}")
+        raise ArgumentTypeError("grammar", f"needs the tokenizer: {text.PASS_TOKENIZER}")
     spelled, found = text.token_bytes(tokenizer), list[Table | None]()
     fewest = np.zeros(batch_size, np.int32) if stopping.min_new_tokens is None else stopping.min_new_tokens
     for each, eos_ids, least in zip(grammars, np.asarray(stopping.eos_ids), fewest, strict=True):
@@ -94,8 +97,9 @@ def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_
             continue
         table = table_of(each, spelled, eos_ids.tolist(), vocab_size)
         if least and (shortest := table.shortest()) < least:
-            raise ValueError(
-                f"min_new_tokens={least} is not possible: a text of the grammar may have to end after {shortest} tokens"
+            raise ArgumentValueError(
+                "min_new_tokens",
+                f"must be at most {shortest}, after which a text of the grammar may have to end, got {least}",
             )
         found.append(table)
     return found
@@ -111,33 +115,22 @@ def table_of(grammar: Grammar, spelled: TokenBytes, eos_ids: Sequence[int], voca
     """Returns the table of a grammar, made once, for end tokens of which those below 0 do not count.
 
     Raises:
-      EndsError: no tokens but end tokens spell a text of the grammar.
-      ValueError: there is no end token, or no tokens spell a text of the grammar.
+      ValueError: there is no end token, or no tokens spell a text of the grammar; as an error of `eos_ids` if only
+        end tokens do.
     """
     if not (ends := tuple(sorted({*eos_ids} - {-1}))):
-        raise ValueError("grammar needs end tokens, as eos_ids, that may follow a whole text")
+        raise ArgumentValueError("grammar", "needs end tokens, as eos_ids, that may follow a whole text")
     try:
         return _table(grammar, spelled, ends, vocab_size)
     except ValueError as error:
         # Without ends the error is another one, or the table tells which of them are needed.
         is_spelled = _table(grammar, spelled, (), vocab_size).class_of_token[list(ends)] != NEVER
-        raise EndsError("eos_ids", np.array(ends)[is_spelled].tolist()) from error
-
-
-class EndsError(ValueError):
-    """The end tokens that texts of a grammar need: as such they may come after a whole text alone.
-
-    Args:
-      name: of the argument that has them.
-      eos_ids: these end tokens.
-    """
-
-    def __init__(self, name: str, eos_ids: Sequence[int]):
-        super().__init__(
-            f"{name} must leave tokens that spell a text of the grammar, got {eos_ids}: an end token may follow a "
-            "whole text alone"
-        )
-        self.eos_ids = eos_ids
+        spelled_ends = np.array(ends)[is_spelled].tolist()
+        raise ArgumentValueError(
+            "eos_ids",
+            f"must leave tokens that spell a text of the grammar, got {spelled_ends}: an end token may follow a whole "
+            "text alone",
+        ) from error
 
 
 @functools.lru_cache(maxsize=4)

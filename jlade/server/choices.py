@@ -11,6 +11,7 @@ import jax
 from jlade.engine.engine import Engine
 from jlade.engine.request import Request
 from jlade.engine.scoring import PromptLogProbs
+from jlade.errors import ArgumentError
 from jlade.generation import prompts
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.server.fields import RequestError
@@ -144,12 +145,12 @@ def failed(reason: str) -> RequestError:
 def _refusal(error: Exception, asked: Asked) -> Exception:
     """Returns the error of `Engine.submit` in OpenAI's form."""
     match error:
-        case RequestError():
-            return error.renamed(asked.names)
         case queue.Full():
             return RequestError(f"the server is busy: {error}", status=429)
+        case ArgumentError():
+            return asked.refusal(error)
         case TypeError() | ValueError():
-            return asked.refusal(str(error))
+            return RequestError(str(error))
         case RuntimeError():
             return RequestError("the server is shutting down", status=503)
     return error

@@ -5,7 +5,7 @@ import gc
 import json
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 Body = dict[str, Any]
@@ -26,13 +26,6 @@ class RequestError(Exception):
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         self.status = status
         self.body: Body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-    def renamed(self, names: Mapping[str, str]) -> "RequestError":
-        """Returns the error of a body that has these fields under other names."""
-        message, _, param, code = self.body["error"].values()
-        given = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
-        message, param = (text and given.sub(lambda found: names[found[0]], text) for text in (message, param))
-        return RequestError(message, param, code, self.status)
 
 
 def to_json(body: Body) -> str:
@@ -147,7 +140,7 @@ def parts(name: str, content: Any) -> str | list[Body]:
     return [{"type": "text", "text": text(f"{name}[{i}].text", part.get("text"))} for i, part in enumerate(content)]
 
 
-def too_long(name: str, amount: str, capacity: int) -> RequestError:
+def too_long(name: str, amount: str, capacity: int, remedy: str = "shorten it") -> RequestError:
     """Returns the error for a prompt that does not fit with its new tokens; clients know it by OpenAI's words."""
     message = f"This model's maximum context length is {capacity} tokens. However, {name} of {amount} exceed it"
-    return RequestError(f"{message}; shorten the prompt or max_tokens", name, "context_length_exceeded")
+    return RequestError(f"{message}; {remedy}", name, "context_length_exceeded")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.constraints.grammar import check_size
+from jlade.errors import ArgumentError
 from jlade.generation import constraining
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate, Message
@@ -89,7 +90,7 @@ class Asked:
     steps: bool
     shown: Shown
     field: str
-    names: ClassVar[dict[str, str]] = OF_ENGINE  # of the arguments of an engine in the body
+    names: ClassVar[dict[str, str]] = OF_ENGINE  # of arguments of the engine, in bodies
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
         """Returns the most new tokens after a prompt; without a limit as many as fit.
@@ -99,16 +100,17 @@ class Asked:
         """
         limit = max(1, capacity - len(prompt)) if self.limit is None else self.limit
         if len(prompt) + limit > capacity:
-            raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity)
+            remedy = f"shorten it or lower {self.names['max_new_tokens']}"
+            raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity, remedy)
         return limit
 
-    def refusal(self, message: str) -> RequestError:
-        """Returns the error of an engine, which begins with the name of an argument, with the names of fields."""
-        of_grammar = {} if self.grammar is None else {"grammar": self.grammar.field}
-        name = message.split(maxsplit=1)[0].partition("=")[0]
-        field = (self.names | of_grammar).get(name)
-        message = message if field is None else field + message.removeprefix(name)
-        return RequestError(message, field).renamed(self.names)
+    def refusal(self, error: ArgumentError) -> RequestError:
+        """Returns the error of an argument of the engine as that of the field that the argument is made from."""
+        names = self.names | {"prompt": self.field}
+        if self.grammar is not None:
+            names["grammar"] = self.grammar.field
+        field = names.get(error.argument, error.argument)
+        return RequestError(f"{field} {error.problem}", field)
 
 
 AskedT = TypeVar("AskedT", bound=Asked)
@@ -159,18 +161,52 @@ class Reader:
         logprobs, top = fields.boolean(body, "logprobs"), shown_lib.alternatives(body, "top_logprobs", most)
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
-        asked = tools.read(body)
-        prompt = self._chat_prompt(body, None if asked is None else asked.given)
+        chosen = tools.read(body)
+        return self.of_chat(
+            body,
+            self._chat_prompt(body, chosen),
+            chosen,
+            structured.read(body),
+            limit=fields.integer(body, limit, None, 1),
+            shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
+            field="messages",
+        )
+
+    def of_chat(
+        self,
+        body: Body,
+        prompt: list[int],
+        chosen: Tools | None,
+        grammar: structured.Asked | None,
+        *,
+        limit: int | None,
+        shown: Shown,
+        field: str,
+    ) -> Asked:
+        """Reads the fields of a body that do not depend on how it gives a conversation.
+
+        Args:
+          body: of a chat, or one with some of its fields.
+          prompt: token ids of the conversation.
+          chosen: the tools that the answer may use.
+          grammar: of the answer.
+          limit, shown, field: see `Asked`.
+
+        Raises:
+          RequestError: as `chat` does.
+        """
         return self._asked(
             body,
             is_chat=True,
-            tools=None if asked is None else (self._form, asked),
+            tools=None if chosen is None else (self._form, chosen),
+            grammar=grammar,
             thoughts=thoughts_lib.of(self.tokenizer, prompt),
             prompts=[prompt],
             n=self._num_choices(body, 1),
-            limit=fields.integer(body, limit, None, 1),
-            shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
+            limit=limit,
+            shown=shown,
             echo=[],
+            field=field,
         )
 
     def completion(self, body: Body) -> Asked:
@@ -181,27 +217,38 @@ class Reader:
         """
         unsupported.refuse(body, unsupported.OF_COMPLETIONS)
         known.say_others(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys(), known.OF_BOTH)
+        prompts, is_list = _prompts(body.get("prompt"))
+        return self.of_prompts(
+            body, {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}, field="prompt"
+        )
+
+    def of_prompts(self, body: Body, prompts: dict[str, Any], *, field: str) -> Asked:
+        """Reads the fields of a completion but its prompts, which are texts or token ids by their names in errors.
+
+        Raises:
+          RequestError: as `chat` does.
+        """
         is_echoed = fields.boolean(body, "echo")
         if isinstance(logprobs := body.get("logprobs"), bool):  # as in a chat
             body = body | {"logprobs": 1 if logprobs else None}
         top = shown_lib.alternatives(body, "logprobs", self.max_logprobs)
         if is_echoed and top is not None and body.get("stream"):
             raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
-        prompts, is_list = _prompts(body.get("prompt"))
         n = self._num_choices(body, len(prompts))
-        given = {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}
-        for name, one in given.items():
-            self._check_length(name, one, self._least)
+        for name, prompt in prompts.items():
+            self._check_length(name, prompt, self._least)
         return self._asked(
             body,
             is_chat=False,
             tools=None,
+            grammar=structured.read(body),
             thoughts=(),
-            prompts=[self._encode(name, one) for name, one in given.items()],
+            prompts=[self._encode(name, prompt) for name, prompt in prompts.items()],
             n=n,
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
             shown=shown_lib.read(body, top, self.max_logprobs),
-            echo=[self._text(one) for one in given.values()] if is_echoed else [],
+            echo=[self._text(prompt) for prompt in prompts.values()] if is_echoed else [],
+            field=field,
         )
 
     def with_grammar(self, asked: AskedT) -> AskedT:
@@ -230,8 +277,9 @@ class Reader:
         unsupported.refuse(body, unsupported.OF_TOKENIZE)
         known.say_others(body, OF_TOKENIZE | unsupported.OF_TOKENIZE.keys(), {"messages": known.MESSAGE})
         if "messages" in body:
-            return self._conversation(
-                body,
+            return self.conversation(
+                "messages",
+                _messages(body.get("messages")),
                 add_generation_prompt=fields.boolean(body, "add_generation_prompt", default=True),
                 add_special_tokens=fields.boolean(body, "add_special_tokens"),
             )
@@ -278,35 +326,40 @@ class Reader:
         except ValueError as error:
             raise RequestError(str(error), "tools") from error
 
-    def _chat_prompt(self, body: Body, given_tools: list[Body] | None) -> list[int]:
+    def _chat_prompt(self, body: Body, chosen: Tools | None) -> list[int]:
         """Returns the token ids of `messages`, or `input_ids`, with which a client has rendered them, as in SGLang."""
         ids = body.get("input_ids")
         if ids is None:
-            return self._conversation(body, given_tools)
+            return self.conversation("messages", _messages(body.get("messages")), chosen)
         if ids == []:
             raise fields.refused("input_ids", ids, "at least one token")
         self._check_length("input_ids", ids, self._least)
         return self.token_ids("input_ids", ids)
 
-    def _conversation(
+    def conversation(
         self,
-        body: Body,
-        given_tools: list[Body] | None = None,
+        field: str,
+        messages: Sequence[Message],
+        chosen: Tools | None = None,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """Returns the token ids of `messages`."""
-        messages = _messages(body.get("messages"))
+        """Returns the token ids of messages, which errors call `field`.
+
+        Raises:
+          RequestError: they are too long, or the model has no template for them.
+        """
         if self.chat_template is None:
-            raise RequestError("the model has no chat template; use `/v1/completions`", "messages")
+            raise RequestError("the model has no chat template; use `/v1/completions`", field)
+        given_tools = None if chosen is None else chosen.given
         try:
             rendered = self.chat_template.render(messages, add_generation_prompt, tools=given_tools)
-            self._check_length("messages", rendered, self._least_of_chats)
+            self._check_length(field, rendered, self._least_of_chats)
             ids = self.chat_template.encode(rendered, add_special_tokens)
         except ValueError as error:
-            raise RequestError(str(error), "messages") from error
+            raise RequestError(str(error), field) from error
         if not ids:
-            raise fields.refused("messages", messages, "a conversation of at least one token")
+            raise fields.refused(field, messages, "a conversation of at least one token")
         return ids
 
     def _encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> list[int]:
@@ -329,12 +382,14 @@ class Reader:
         *,
         is_chat: bool,
         tools: tuple[Form, Tools] | None,
+        grammar: structured.Asked | None,
         thoughts: Thoughts,
         prompts: list[list[int]],
         n: int,
         limit: int | None,
         shown: Shown,
         echo: list[str],
+        field: str,
     ) -> Asked:
         options: dict[str, Any] = {
             "sampling": _sampling(body, self.sampling, self.vocab_size),
@@ -350,17 +405,17 @@ class Reader:
         stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
-        grammar, after = structured.read(body), None
+        after = None
         if (grammar is not None or tools is not None) and not options["eos_ids"]:
-            field = "tools" if grammar is None else grammar.field
+            asking = "tools" if grammar is None else grammar.field
             name = "ignore_eos" if fields.boolean(body, "ignore_eos") else "stop_token_ids"
-            accepted = f"left out beside {field}" if name == "ignore_eos" else f"given beside {field}"
+            accepted = f"left out beside {asking}" if name == "ignore_eos" else f"given beside {asking}"
             raise fields.refused(name, body.get(name), f"{accepted}, whose texts need a token that ends them")
         if tools is not None:
-            form, asked = tools
+            form, chosen = tools
             if grammar is not None:
                 raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-            grammar = structured.Asked("tools", functools.partial(asked.grammar, form, thoughts))
+            grammar = structured.Asked("tools", functools.partial(chosen.grammar, form, thoughts))
         elif grammar is not None and (after := end_of_begun(thoughts)) is not None:
             grammar = grammar.after(after)
         return Asked(
@@ -381,7 +436,7 @@ class Reader:
             num_predicted=len(prediction),
             steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),
             shown=shown,
-            field="messages" if is_chat else "prompt",
+            field=field,
         )
 
     def _num_choices(self, body: Body, num_prompts: int) -> int:
@@ -486,8 +541,8 @@ def _sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingC
         given |= {"temperature": 0, "top_p": None}
     try:
         result = dataclasses.replace(default, **given)
-    except (TypeError, ValueError) as error:
-        raise RequestError(str(error), str(error).split()[0]) from error
+    except ArgumentError as error:  # the controls have the names of fields
+        raise RequestError(str(error), error.argument) from error
     if result.temperature == 0:
         result = dataclasses.replace(result, **WITHOUT_FILTERS)
     return result

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.tags import Tags
-from jlade.generation.constraining import EndsError
+from jlade.errors import ArgumentError
 from jlade.server import fields, unsupported
 from jlade.server.fields import Body, RequestError
 
@@ -38,19 +38,24 @@ class Asked(NamedTuple):
         """Turns errors of a grammar into a RequestError that names the field."""
         try:
             yield
-        except EndsError as error:
-            raise RequestError(str(EndsError("stop_token_ids", error.eos_ids)), "stop_token_ids") from error
         except (TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, ArgumentError) and error.argument == "eos_ids":
+                raise RequestError(f"stop_token_ids {error.problem}", "stop_token_ids") from error
             raise RequestError(f"{self.field} has no grammar: {error}", self.field) from error
 
 
-def read(body: Body) -> Asked | None:
+def read(body: Body, text_format: Asked | None = None) -> Asked | None:
     """Returns the grammar that a body asks for, None if it asks for none.
+
+    Args:
+      body: with any of `FIELDS`.
+      text_format: what another field asks for; see `of_text_format`.
 
     Raises:
       RequestError: a field is wrong, or several ask for a grammar.
     """
-    found = [asked for name, of_field in FIELDS.items() if (asked := _asked(body, name, of_field)) is not None]
+    found = [] if text_format is None else [text_format]
+    found += [asked for name, of_field in FIELDS.items() if (asked := _asked(body, name, of_field)) is not None]
     if len(found) > 1:
         names = " and ".join(asked.field for asked in found)
         raise RequestError(f"{names} ask for two grammars: leave out one", found[1].field)
@@ -114,6 +119,17 @@ def _response_format(name: str, given: Any) -> Make | None:
             return _structural_tag(name, given)
     accepted = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}'
     raise fields.refused(name, given, f"{accepted} or a structural tag")
+
+
+def of_text_format(name: str, text_format: Body) -> Asked | None:
+    """Reads the format of `/v1/responses`: a `response_format` that has the fields of a JSON schema beside its type."""
+    if text_format.get("type") != "json_schema":
+        make = _response_format(name, text_format) if text_format else None
+    elif "schema" in text_format:
+        make = _schema(f"{name}.schema", text_format["schema"])
+    else:
+        raise fields.refused(name, text_format, '{"type": "json_schema", "name": ..., "schema": ...}')
+    return None if make is None else Asked(name, make)
 
 
 def _structural_tag(name: str, given: Any) -> Make:

@@ -1,14 +1,13 @@
 """vLLM's `/inference/v1/generate`: token ids in, token ids out."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from jlade.engine.scoring import PromptLogProbs
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.server import fields, known, unsupported
-from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import Asked, Reader
+from jlade.server.fields import Body
+from jlade.server.protocol import OF_COMPLETION, Asked, Reader
 from jlade.server.responses import Writer, one_piece
 
 # Fields that a completion reads under the same name.
@@ -42,14 +41,14 @@ def read(reader: Reader, body: Body) -> Asked:
     if not ids:
         raise fields.refused("token_ids", ids, "at least one token")
     given = {name: value for name, value in fields.nested(body, "sampling_params").items() if name not in OF_TEXTS}
+    unsupported.refuse(given, unsupported.OF_COMPLETIONS)
+    known.say_others(given, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys(), known.OF_BOTH)
     if given.get("max_tokens") is None:
         given["max_tokens"] = max(1, reader.capacity - len(ids))
     passed = {name: body.get(name) for name in PASSED}
-    try:
-        asked = reader.completion(given | passed | {"prompt": ids, "return_tokens_as_token_ids": True})
-    except RequestError as error:
-        raise error.renamed({"prompt": "token_ids"}) from error
-    return dataclasses.replace(asked, field="token_ids")
+    return reader.of_prompts(
+        given | passed | {"return_tokens_as_token_ids": True}, {"token_ids": ids}, field="token_ids"
+    )
 
 
 class TokensWriter(Writer):

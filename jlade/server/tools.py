@@ -138,8 +138,12 @@ def _say_loose(name: str, reason: str) -> None:
     log.warning("the schema of the tool %s, which is not strict, is not held in full: %s", name, reason)
 
 
-def read(body: Body) -> Tools | None:
+def read(body: Body, within: str = ".function") -> Tools | None:
     """Returns the tools of a body; None if there are none, or `tool_choice` forbids them.
+
+    Args:
+      body: of a chat.
+      within: the path, in a tool as its client wrote it, of the fields of a function.
 
     Raises:
       RequestError: names the field, its value and what is accepted.
@@ -148,7 +152,7 @@ def read(body: Body) -> Tools | None:
     given, choice = [] if given is None else given, AUTO if choice is None else choice
     if not isinstance(given, list):
         raise fields.refused("tools", given, "a list of functions")
-    tools = [_tool(f"tools[{i}]", each) for i, each in enumerate(given)]
+    tools = [_tool(f"tools[{i}]", tool, within) for i, tool in enumerate(given)]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise fields.refused("tools", names, "functions of different names")
@@ -184,13 +188,13 @@ def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
     return chosen
 
 
-def _tool(path: str, given: Any) -> Tool:
+def _tool(path: str, given: Any, within: str) -> Tool:
     match given:
         case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
             parameters = function.get("parameters") or {"properties": {}}
             if not _is_of_object(parameters):
-                raise fields.refused(f"{path}.function.parameters", parameters, "the JSON schema of an object")
-            return Tool(name, parameters, fields.boolean(function, "strict", f"{path}.function"))
+                raise fields.refused(f"{path}{within}.parameters", parameters, "the JSON schema of an object")
+            return Tool(name, parameters, fields.boolean(function, "strict", f"{path}{within}"))
     raise fields.refused(path, given, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
 
 
