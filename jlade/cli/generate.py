@@ -23,9 +23,8 @@ from jlade.files import append_line
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import text
 from jlade.generation.options import Keywords
-from jlade.generation.prompts import SMALLEST_CAPACITY, round_up
+from jlade.generation.prompts import MAX_NEW_TOKENS, SMALLEST_CAPACITY, round_up
 from jlade.generation.results import FAILURES
-from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import records
 from jlade.server.protocol import Asked
@@ -244,7 +243,7 @@ def _check(
 
 def _own(params: LlamaParams, ids: list[int], request: Keywords) -> Keywords:
     """Returns the options of a prompt that has none of its own, as a record has them."""
-    limit = request["max_new_tokens"] or min(MOST_NEW_TOKENS, params.decoder.max_positions - len(ids))
+    limit = request["max_new_tokens"] or min(MAX_NEW_TOKENS, params.decoder.max_positions - len(ids))
     own = {name: request[name] for name in ("sampling", "min_new_tokens", "grammar")}
     stop = request["stop"] or params.decoder.stop_strings
     return own | {"max_new_tokens": limit, "stop": stop, "eos_ids": params.decoder.eos_ids}

@@ -15,7 +15,7 @@ import jlade
 from jlade import mesh as mesh_lib
 from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS, check_int
 from jlade.conversion import location
-from jlade.generation import drawing
+from jlade.generation import request as request_lib
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
@@ -249,7 +249,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "sampling": sampling,
         "stop": options.stop,
         "kv_dtype": options.kv_dtype,
-        "key": drawing.make_key(seed),
+        "key": request_lib.make_key(seed),
         "constraint": recommended_constraints(options.model or DEMO, options.revision),
     }
 

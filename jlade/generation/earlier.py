@@ -31,11 +31,9 @@ class Earlier(NamedTuple):
     prior: PriorTable | None
 
 
-def check(
-    options: Options, params: Params, decoder: Decoder, prompts: list[np.ndarray], lookahead: LookaheadConfig
-) -> Earlier:
+def check(options: Options, params: Params, decoder: Decoder, batch_size: int, lookahead: LookaheadConfig) -> Earlier:
     """Checks `state`, `pool`, `corpus`, `prior` and `prediction` of the options."""
-    batch_size, vocab_size = len(prompts), decoder.vocab_size
+    vocab_size = decoder.vocab_size
     sources: dict[str, State] = {}
     corpus: TextIndex | None = None
     if options.corpus is not None:

@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 
 from jlade.decoding.stopping import StopStrings
+from jlade.errors import ArgumentTypeError, ArgumentValueError
 from jlade.generation import text
 from jlade.generation.text import TokenBytes, Tokenizer
 from jlade.models.architecture import LlamaConfig
@@ -31,18 +32,20 @@ def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Deco
             )
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence):
-        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+        raise ArgumentTypeError("stop", f"must be a string, a sequence of them, or one for each prompt, got {stop!r}")
     sets = [strings] * batch_size if all(isinstance(string, str) for string in strings) else strings
     if any(isinstance(strings, str) or not isinstance(strings, Sequence) for strings in sets):
-        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+        raise ArgumentTypeError("stop", f"must be a string, a sequence of them, or one for each prompt, got {stop!r}")
     if len(sets) != batch_size:
-        raise ValueError(f"stop must be strings for all prompts or {batch_size} sequences of them, got {len(sets)}")
+        raise ArgumentValueError(
+            "stop", f"must be strings for all prompts or {batch_size} sequences of them, got {len(sets)}"
+        )
     for string in itertools.chain.from_iterable(sets):
         if not isinstance(string, str):
-            raise TypeError(f"stop must hold strings, got {string!r}")
+            raise ArgumentTypeError("stop", f"must hold strings, got {string!r}")
         if not string:
-            raise ValueError("stop must hold strings of at least one character, got ''")
-        text.check_utf8("stop must hold", string)
+            raise ArgumentValueError("stop", "must hold strings of at least one character, got ''")
+        text.check_utf8("stop", "must hold", string)
     if any(sets) and tokenizer is None:
         raise TypeError(f"stop={stop!r} needs the tokenizer: {text.PASS_TOKENIZER}")
     different = dict.fromkeys(itertools.chain.from_iterable(sets))

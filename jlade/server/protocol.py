@@ -12,7 +12,7 @@ from jlade.generation import constraining
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
-from jlade.generation.stopping import EOS_SLOTS
+from jlade.generation.request import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import fields, known, structured, tools, unsupported
 from jlade.server import shown as shown_lib

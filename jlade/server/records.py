@@ -19,8 +19,8 @@ import numpy as np
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.options import Keywords
+from jlade.generation.prompts import MAX_NEW_TOKENS
 from jlade.generation.results import FAILURES, Generation
-from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import fields, protocol
 from jlade.server.fields import Body, RequestError
@@ -169,7 +169,7 @@ class Reader:
             options["stop"] = []
         limits = ("max_completion_tokens", "max_tokens") if is_chat else ("max_tokens",)
         if all(body.get(name) is None for name in limits):
-            fitting = int(np.clip(self._capacity - len(ids), 1, MOST_NEW_TOKENS))
+            fitting = int(np.clip(self._capacity - len(ids), 1, MAX_NEW_TOKENS))
             asked = dataclasses.replace(asked, limit=fitting)
         options["max_new_tokens"] = asked.max_new_tokens(ids, self._capacity)
         if asked.seed is not None:
