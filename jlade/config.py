@@ -30,18 +30,18 @@ MAX_BLOCK_SIZE = 4096
 MAX_NUMBER: Any = 1e4  # of a control: beside larger ones float32 rounds the model's logits away
 
 
-def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+def check_int(name: str, value: Any, min_value: int, max_value: int | None = None) -> int:
     """Returns `value` as an int.
 
     Raises:
       TypeError, ValueError: name the argument, the value and what is accepted.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentTypeError(name, f"must be an integer of at least {least}, got {value!r}")
-    if value < least:
-        raise ArgumentValueError(name, f"must be at least {least}, got {value}")
-    if most is not None and int(value) > most:
-        raise ArgumentValueError(name, f"must be at most {most}, got {value}")
+        raise ArgumentTypeError(name, f"must be an integer of at least {min_value}, got {value!r}")
+    if value < min_value:
+        raise ArgumentValueError(name, f"must be at least {min_value}, got {value}")
+    if max_value is not None and int(value) > max_value:
+        raise ArgumentValueError(name, f"must be at most {max_value}, got {value}")
     return int(value)
 
 
@@ -192,8 +192,8 @@ class LookaheadConfig:
 
     def __post_init__(self) -> None:
         self._check_tree_is_meant()
-        for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
-            object.__setattr__(self, name, check_int(name, getattr(self, name), least))
+        for name, minimum in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
+            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum))
         if not isinstance(self.pool_from_prompt, bool):
             raise ArgumentTypeError("pool_from_prompt", f"must be True or False, got {self.pool_from_prompt!r}")
         ways = {"verification": Verification, "window_draw": WindowDraw, "window_advance": WindowAdvance}
@@ -317,7 +317,7 @@ CONTROLS = {
     ),
     "top_k": Control(
         "filter",
-        functools.partial(check_int, least=1),
+        functools.partial(check_int, min_value=1),
         (-1, 2**31 - 1),
         ("K", "keep the K most likely tokens"),
         neutral=0,

@@ -48,9 +48,9 @@ from jlade.mesh import device_of
 from jlade.models.base import Decoder, Params
 
 # More than any engine needs: a slip is an error before it takes memory.
-MOST_SEQUENCES = 4096
-MOST_PREDICTION = 2**20
-MOST_GRAMMAR = 2**26
+MAX_SEQUENCES = 4096
+MAX_PREDICTION = 2**20
+MAX_GRAMMAR = 2**26
 
 
 class RequestOptions(TypedDict, total=False):
@@ -152,12 +152,12 @@ class Engine:
         mesh: Mesh | None = None,
         programs: str | os.PathLike[str] | None = None,
     ):
-        check_int("max_sequences", max_sequences, 1, MOST_SEQUENCES)
+        check_int("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         check_int("max_waiting", max_waiting, 1)
         check_int("prefix_memory", 0 if prefix_memory is None else prefix_memory, 0)
         check_int("remember", remember, 0)
-        check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)
-        check_int("max_grammar", max_grammar, 0, MOST_GRAMMAR)
+        check_int("max_prediction", max_prediction, 0, MAX_PREDICTION)
+        check_int("max_grammar", max_grammar, 0, MAX_GRAMMAR)
         self.max_sequences: int = max_sequences
         self._max_prediction = max_prediction
         params = mesh_lib.settled(params)

@@ -37,14 +37,14 @@ def check(
     constraints = [] if constraint is None else [constraint]
     if type(constraint) in (list, tuple):  # a named tuple may be a constraint itself
         constraints = list(constraint)
-    for each in constraints:
-        missing = [name for name in ("start", "advance", "allowed") if not callable(getattr(each, name, None))]
+    for rule in constraints:
+        missing = [name for name in ("start", "advance", "allowed") if not callable(getattr(rule, name, None))]
         if missing:
             raise TypeError(
-                f"constraint must have the methods of jlade.Constraint, got {each!r} without {', '.join(missing)}"
+                f"constraint must have the methods of jlade.Constraint, got {rule!r} without {', '.join(missing)}"
             )
-        if (found := _allowed(each, batch_size)) != (expected := jax.ShapeDtypeStruct((vocab_size,), bool)):
-            raise ValueError(f"constraint must allow {_shown(expected)}, the model's vocabulary, got {_shown(found)}")
+        if (allowed := _allowed(rule, batch_size)) != (expected := jax.ShapeDtypeStruct((vocab_size,), bool)):
+            raise ValueError(f"constraint must allow {_shown(expected)}, the model's vocabulary, got {_shown(allowed)}")
     if tables is not None:
         constraints.append(Tables.of(tables))
     if len(constraints) > 1:
@@ -63,8 +63,8 @@ def _allowed(constraint: Constraint, batch_size: int) -> Any:
         return jax.vmap(of_sequence, in_axes=(axes, 0, 0), out_axes=0)(constraint, tokens, lengths)
 
     shapes = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((batch_size, SHORTEST), (batch_size,)))
-    found = jax.eval_shape(of_batch, constraint, *shapes)
-    return jax.ShapeDtypeStruct(found.shape[1:], found.dtype)
+    mask = jax.eval_shape(of_batch, constraint, *shapes)
+    return jax.ShapeDtypeStruct(mask.shape[1:], mask.dtype)
 
 
 def _shown(shape: Any) -> str:
@@ -79,7 +79,7 @@ def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_
     """
     batch_size = len(stopping.max_new_tokens)
     grammars = [grammar] * batch_size if isinstance(grammar, Grammar | None) else grammar
-    if not isinstance(grammars, Sequence) or not all(isinstance(each, Grammar | None) for each in grammars):
+    if not isinstance(grammars, Sequence) or not all(isinstance(one, Grammar | None) for one in grammars):
         raise ArgumentTypeError("grammar", f"must be a jlade.Grammar, or one or None for each prompt, got {grammar!r}")
     if len(grammars) != batch_size:
         raise ArgumentValueError(
@@ -89,20 +89,20 @@ def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_
         return None
     if tokenizer is None:
         raise ArgumentTypeError("grammar", f"needs the tokenizer: {text.PASS_TOKENIZER}")
-    spelled, found = text.token_bytes(tokenizer), list[Table | None]()
-    fewest = np.zeros(batch_size, np.int32) if stopping.min_new_tokens is None else stopping.min_new_tokens
-    for each, eos_ids, least in zip(grammars, np.asarray(stopping.eos_ids), fewest, strict=True):
-        if each is None:
-            found.append(None)
+    spelled, result = text.token_bytes(tokenizer), list[Table | None]()
+    minimums = np.zeros(batch_size, np.int32) if stopping.min_new_tokens is None else stopping.min_new_tokens
+    for one, eos_ids, minimum in zip(grammars, np.asarray(stopping.eos_ids), minimums, strict=True):
+        if one is None:
+            result.append(None)
             continue
-        table = table_of(each, spelled, eos_ids.tolist(), vocab_size)
-        if least and (shortest := table.shortest()) < least:
+        table = table_of(one, spelled, eos_ids.tolist(), vocab_size)
+        if minimum and (shortest := table.shortest()) < minimum:
             raise ArgumentValueError(
                 "min_new_tokens",
-                f"must be at most {shortest}, after which a text of the grammar may have to end, got {least}",
+                f"must be at most {shortest}, after which a text of the grammar may have to end, got {minimum}",
             )
-        found.append(table)
-    return found
+        result.append(table)
+    return result
 
 
 def is_dead_end(table: Table, tokens: Sequence[int], is_banned: np.ndarray) -> bool:

@@ -144,9 +144,9 @@ def reuse(
     longest = divisible(cache)
     shared = []
     for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
-        most = min(length, len(ids)) - 1  # the last token of either is left to the first step
-        differs = np.flatnonzero(known[:most] != ids[:most])
-        number, cached = differs[0] if len(differs) else most, length - 1
+        comparable = min(length, len(ids)) - 1  # the last token of either is left to the first step
+        differs = np.flatnonzero(known[:comparable] != ids[:comparable])
+        number, cached = differs[0] if len(differs) else comparable, length - 1
         if number < cached and not longest:
             return None
         shared.append(number if number == cached or cached <= longest else 0)

@@ -18,8 +18,8 @@ OF_CHAT = "what tokenizer.apply_chat_template(messages, add_generation_prompt=Tr
 
 HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields of `Inputs` are declared as
 SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so that few programs are compiled
-
-MAX_NEW_TOKENS = 256  # by default
+DEFAULT_NEW_TOKENS = 256
+MAX_INT32 = 2**31 - 1
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
 NO_PROMPT = np.zeros(1, np.int32)  # in the place of a wrong one
@@ -148,29 +148,30 @@ def limits(
 ) -> tuple[HostArray, HostArray]:
     """Returns the most and the fewest new tokens of B prompts, each [B], given one for all or one for each."""
     if max_new_tokens is None:
-        max_new_tokens = [min(max(room.capacity - len(ids), 1), MAX_NEW_TOKENS) for ids in prompts]
+        max_new_tokens = [min(max(room.capacity - len(ids), 1), DEFAULT_NEW_TOKENS) for ids in prompts]
     return (
         _check_ints("max_new_tokens", max_new_tokens, 1, len(prompts)),
         _check_ints("min_new_tokens", min_new_tokens, 0, len(prompts)),
     )
 
 
-def _check_ints(name: str, values: Any, least: int, batch_size: int) -> HostArray:
+def _check_ints(name: str, values: Any, min_value: int, batch_size: int) -> HostArray:
     """Returns integers [B], given one for all sequences or one for each."""
     if isinstance(values, numbers.Number) or not isinstance(values, Sequence | np.ndarray):
         values = [values] * batch_size
     if len(values) != batch_size:
         raise ArgumentValueError(name, f"must be one integer or {batch_size}, one for each prompt, got {values!r}")
-    return np.array([check_int(name, value, least) for value in values], np.int32)
+    return np.array([check_int(name, value, min_value, MAX_INT32) for value in values], np.int32)
 
 
 def check_room(length: int, limit: int, minimum: int, room: Room) -> None:
     """Raises a ValueError unless a prompt of so many tokens has room for its `minimum` to `limit` new ones."""
     if length >= room.capacity:
         raise ArgumentValueError("prompt", f"of {length} tokens leaves no room for a new one; {room.bound}")
-    if length + limit > room.capacity:
-        together = f"of {length} tokens and max_new_tokens={limit} make {length + limit} tokens"
-        raise ArgumentValueError("prompt", f"{together}; {room.bound}")
+    if (together := length + int(limit)) > room.capacity:
+        raise ArgumentValueError(
+            "prompt", f"of {length} tokens and max_new_tokens={limit} make {together} tokens; {room.bound}"
+        )
     if minimum > limit:
         raise ArgumentValueError("min_new_tokens", f"must be at most {limit}, the limit of new tokens, got {minimum}")
 

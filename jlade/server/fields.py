@@ -81,19 +81,19 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_number(name: str, value: Any, least: float, most: float) -> None:
+def check_number(name: str, value: Any, min_value: float, max_value: float) -> None:
     """Raises a RequestError unless the value is a number of that range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise refused(name, value, f"a number from {least} to {most}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not min_value <= value <= max_value:
+        raise refused(name, value, f"a number from {min_value} to {max_value}")
 
 
-def integer(body: Body, name: str, default: int | None, least: int, most: int = 2**31 - 1) -> int | None:
+def integer(body: Body, name: str, default: int | None, min_value: int, max_value: int = 2**31 - 1) -> int | None:
     """Returns an integer field, the default for null or none."""
     value = body.get(name)
     if value is None:
         return default
-    if not is_integer(value) or not least <= value <= most:
-        raise refused(name, value, f"an integer from {least} to {most}")
+    if not is_integer(value) or not min_value <= value <= max_value:
+        raise refused(name, value, f"an integer from {min_value} to {max_value}")
     return int(value)
 
 
@@ -126,8 +126,8 @@ def text(name: str, value: Any) -> str:
 
 def content(name: str, content: Any) -> str:
     """Returns a text that is given whole or in parts."""
-    given = parts(name, content)
-    return given if isinstance(given, str) else "".join(part["text"] for part in given)
+    found = parts(name, content)
+    return found if isinstance(found, str) else "".join(part["text"] for part in found)
 
 
 def parts(name: str, content: Any) -> str | list[Body]:

@@ -16,10 +16,10 @@ from jlade.server import fields, known, protocol, structured, unsupported
 from jlade.server import shown as shown_lib
 from jlade.server import tools as tools_lib
 from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import OF_ENGINE, Asked, Reader
-from jlade.server.shown import Shown
+from jlade.server.protocol import OF_ENGINE, BodyReader, Completion
+from jlade.server.shown import ResponseFields
 
-MOST_BYTES = 64 * 2**20  # of stored responses, in JSON
+MAX_BYTES = 64 * 2**20  # of stored responses, in JSON
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = {LOGPROBS, "reasoning.encrypted_content"}  # there is no reasoning apart from the text
 TRUNCATION = ("auto", "disabled")  # the first allows what the second forbids, and is not done
@@ -53,7 +53,7 @@ UNSUPPORTED = unsupported.UNSUPPORTED | {
     **dict.fromkeys(shown_lib.FIELDS, (False,)),
 }
 OF_REASONING: dict[str, tuple[Any, ...]] = {"context": ("auto",), "effort": (), "mode": ("standard",)}
-OF_CHAT: known.Known = {"prediction": known.OF_BOTH["prediction"]}  # within `PASSED`
+WITHIN: known.Known = {**known.OF_RESPONSE, "prediction": known.OF_BOTH["prediction"]}
 # Of items of calls and their outputs, and of functions.
 OF_CALLS: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
 OF_TOOLS: dict[str, tuple[Any, ...]] = {"allowed_callers": (["direct"],), "async": (False,), "defer_loading": (False,)}
@@ -76,8 +76,8 @@ class Turn(NamedTuple):
 class Store:
     """The latest responses, in memory."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES):
-        self._most_bytes, self._size = most_bytes, 0
+    def __init__(self, max_bytes: int = MAX_BYTES):
+        self._max_bytes, self._size = max_bytes, 0
         self._turns: OrderedDict[str, Turn] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -87,7 +87,7 @@ class Store:
         with self._lock:
             self._turns[response["id"]] = turn
             self._size += turn.size
-            while self._size > self._most_bytes:
+            while self._size > self._max_bytes:
                 self._size -= self._turns.popitem(last=False)[1].size
 
     def find(self, name: str) -> Turn | None:
@@ -104,7 +104,7 @@ class Store:
 
 
 @dataclasses.dataclass(frozen=True)
-class AskedItems(Asked):
+class ItemsCompletion(Completion):
     """The items that a body asks for.
 
     Attributes:
@@ -119,7 +119,7 @@ class AskedItems(Asked):
     names = OF_ENGINE | {"max_new_tokens": "max_output_tokens"}
 
 
-def read(reader: Reader, store: Store, body: Body) -> AskedItems:
+def read(reader: BodyReader, store: Store, body: Body) -> ItemsCompletion:
     """Reads a body of `/v1/responses`.
 
     Args:
@@ -131,7 +131,7 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
       RequestError: names the field, its value and what is accepted.
     """
     unsupported.refuse(body, UNSUPPORTED)
-    known.say_others(body, PASSED | READ | UNSUPPORTED.keys(), known.OF_RESPONSE | OF_CHAT)
+    known.say_others(body, PASSED | READ | UNSUPPORTED.keys(), WITHIN)
     earlier = _earlier(body, store)
     items = earlier + _input(body.get("input"))
     instructions = body.get("instructions")
@@ -148,7 +148,7 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
     text_format = fields.nested(text, "format")
     chat: Body = {name: body[name] for name in PASSED & body.keys()}
     chosen = tools_lib.read(chat | {"tools": tools, "tool_choice": _tool_choice(choice)}, within="")
-    asked = reader.of_chat(
+    completion = reader.of_chat(
         chat,
         reader.conversation("input", messages, chosen),
         chosen,
@@ -157,14 +157,14 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
         shown=_shown(body, reader.max_top_logprobs),
         field="input",
     )
-    if tools and asked.shown.top is not None:
+    if tools and completion.shown.top is not None:
         raise fields.refused("include", body.get("include"), f"without {LOGPROBS}, and top_logprobs 0, beside tools")
-    keeps, sampling = fields.boolean(body, "store", default=True), asked.options["sampling"]
+    keeps, sampling = fields.boolean(body, "store", default=True), completion.options["sampling"]
     repeated = {
         "background": False,
         "frequency_penalty": sampling.frequency_penalty or 0,
         "instructions": instructions,
-        "max_output_tokens": asked.limit,
+        "max_output_tokens": completion.limit,
         "max_tool_calls": None,
         "metadata": fields.nested(body, "metadata"),
         "parallel_tool_calls": fields.boolean(body, "parallel_tool_calls", default=True),
@@ -178,11 +178,11 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
         "text": {"format": text_format or {"type": "text"}, "verbosity": "medium"},
         "tool_choice": _shown_choice(choice),
         "tools": [{"description": None, "parameters": None, "strict": None} | tool for tool in body.get("tools") or []],
-        "top_logprobs": asked.shown.top or 0,
+        "top_logprobs": completion.shown.top or 0,
         "top_p": 1 if sampling.top_p is None else sampling.top_p,
         "truncation": "disabled",
     }
-    return AskedItems(**vars(asked), items=items, repeated=repeated, store=store if keeps else None)
+    return ItemsCompletion(**vars(completion), items=items, repeated=repeated, store=store if keeps else None)
 
 
 def _earlier(body: Body, store: Store) -> list[Body]:
@@ -197,16 +197,16 @@ def _earlier(body: Body, store: Store) -> list[Body]:
     return turn.items
 
 
-def _input(given: Any) -> list[Body]:
+def _input(items: Any) -> list[Body]:
     """Returns the items of `input`, each an object with its type."""
-    if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": fields.text("input", given)}]
-    if not isinstance(given, list) or not given:
-        raise fields.refused("input", given, "a string, or a list of at least one item")
-    for i, item in enumerate(given):
+    if isinstance(items, str):
+        return [{"type": "message", "role": "user", "content": fields.text("input", items)}]
+    if not isinstance(items, list) or not items:
+        raise fields.refused("input", items, "a string, or a list of at least one item")
+    for i, item in enumerate(items):
         if not isinstance(item, dict):
             raise fields.refused(f"input[{i}]", item, "an item: an object with its type")
-    return [{"type": "message"} | item for item in given]
+    return [{"type": "message"} | item for item in items]
 
 
 def _messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
@@ -255,10 +255,10 @@ def _content(name: str, content: Any, kind: str) -> str | list[Body]:
         return fields.text(name, content)
     parts = []
     for i, part in enumerate(content):
-        given = part.get("type") if isinstance(part, dict) else part
-        if given != kind:
+        part_kind = part.get("type") if isinstance(part, dict) else part
+        if part_kind != kind:
             accepted = f"{kind}, as the model reads text alone"
-            raise fields.refused(f"{name}[{i}].type", given, accepted)
+            raise fields.refused(f"{name}[{i}].type", part_kind, accepted)
         parts.append({"type": "text", "text": fields.text(f"{name}[{i}].text", part.get("text"))})
     return parts
 
@@ -270,23 +270,23 @@ def _call(name: str, item: Body) -> Body:
     return {"id": fields.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}
 
 
-def _tools(given: Any) -> list[Body] | None:
+def _tools(tools: Any) -> list[Body] | None:
     """Returns tools in the form of a chat."""
-    if given is None:
+    if tools is None:
         return None
-    if not isinstance(given, list):
-        raise fields.refused("tools", given, "a list of functions")
-    tools = []
-    for i, tool in enumerate(given):
+    if not isinstance(tools, list):
+        raise fields.refused("tools", tools, "a list of functions")
+    of_chat = []
+    for i, tool in enumerate(tools):
         match tool:
             case {"type": "function", "name": str(name)} if tools_lib.NAME.fullmatch(name):
                 unsupported.refuse(tool, OF_TOOLS, f"tools[{i}].")
                 function = {key: value for key, value in tool.items() if key != "type" and value is not None}
-                tools.append({"type": "function", "function": function})
+                of_chat.append({"type": "function", "function": function})
             case _:
                 accepted = 'a function {"type": "function", "name": ..., "parameters": ...}; the server runs no tools'
                 raise fields.refused(f"tools[{i}]", tool, accepted)
-    return tools
+    return of_chat
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -318,12 +318,12 @@ def _shown_choice(choice: Any) -> Any:
     return choice
 
 
-def _shown(body: Body, max_top: int) -> Shown:
+def _shown(body: Body, max_top: int) -> ResponseFields:
     """Returns the facts that a body asks for: log-probabilities, with at most so many alternatives."""
     include, top = body.get("include") or [], shown_lib.alternatives(body, "top_logprobs", max_top)
     if not isinstance(include, list) or not all(isinstance(each, str) and each in INCLUDED for each in include):
         raise fields.refused("include", include, f"a list of {' and '.join(sorted(INCLUDED))}")
-    return Shown(top=top or 0) if LOGPROBS in include or top else Shown()
+    return ResponseFields(top=top or 0) if LOGPROBS in include or top else ResponseFields()
 
 
 def new_id(kind: str) -> str:

@@ -19,14 +19,14 @@ from jlade.server import shown as shown_lib
 from jlade.server import thoughts as thoughts_lib
 from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Form
-from jlade.server.shown import Shown
+from jlade.server.shown import ResponseFields
 from jlade.server.thoughts import Thoughts, end_of_begun
 from jlade.server.tools import Tools
 
-MOST_CHOICES = 128  # of a body, by default
-MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
-LONGEST_KEY = 1024  # characters of a prompt_cache_key
-MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
+MAX_CHOICES = 128  # of a body, by default
+MAX_STOP_STRINGS, MAX_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
+MAX_KEY = 1024  # characters of a prompt_cache_key
+DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
@@ -51,7 +51,7 @@ OF_ENGINE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eo
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Completion:
     """The completions that a body asks for: n choices for each prompt.
 
     Attributes:
@@ -75,7 +75,7 @@ class Asked:
     is_chat: bool
     prompts: list[list[int]]
     options: dict[str, Any]
-    grammar: structured.Asked | None
+    grammar: structured.GrammarField | None
     tools: tuple[Form, Tools] | None
     thoughts: Thoughts
     after: str | None
@@ -88,7 +88,7 @@ class Asked:
     echo: list[str]
     num_predicted: int
     steps: bool
-    shown: Shown
+    shown: ResponseFields
     field: str
     names: ClassVar[dict[str, str]] = OF_ENGINE  # of arguments of the engine, in bodies
 
@@ -113,11 +113,11 @@ class Asked:
         return RequestError(f"{field} {error.problem}", field)
 
 
-AskedT = TypeVar("AskedT", bound=Asked)
+CompletionT = TypeVar("CompletionT", bound=Completion)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
+class BodyReader:
     """Reads bodies for a model.
 
     Attributes:
@@ -146,9 +146,9 @@ class Reader:
     max_grammar: int | None = None
     max_top_logprobs: int = 0
     max_logprobs: int = 0
-    max_choices: int = MOST_CHOICES
+    max_choices: int = MAX_CHOICES
 
-    def chat(self, body: Body) -> Asked:
+    def chat(self, body: Body) -> Completion:
         """Reads a body of `/v1/chat/completions`.
 
         Raises:
@@ -177,12 +177,12 @@ class Reader:
         body: Body,
         prompt: list[int],
         chosen: Tools | None,
-        grammar: structured.Asked | None,
+        grammar: structured.GrammarField | None,
         *,
         limit: int | None,
-        shown: Shown,
+        shown: ResponseFields,
         field: str,
-    ) -> Asked:
+    ) -> Completion:
         """Reads the fields of a body that do not depend on how it gives a conversation.
 
         Args:
@@ -190,12 +190,12 @@ class Reader:
           prompt: token ids of the conversation.
           chosen: the tools that the answer may use.
           grammar: of the answer.
-          limit, shown, field: see `Asked`.
+          limit, shown, field: see `Completion`.
 
         Raises:
           RequestError: as `chat` does.
         """
-        return self._asked(
+        return self._read(
             body,
             is_chat=True,
             tools=None if chosen is None else (self._form, chosen),
@@ -209,7 +209,7 @@ class Reader:
             field=field,
         )
 
-    def completion(self, body: Body) -> Asked:
+    def completion(self, body: Body) -> Completion:
         """Reads a body of `/v1/completions`.
 
         Raises:
@@ -222,8 +222,16 @@ class Reader:
             body, {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}, field="prompt"
         )
 
-    def of_prompts(self, body: Body, prompts: dict[str, Any], *, field: str) -> Asked:
-        """Reads the fields of a completion but its prompts, which are texts or token ids by their names in errors.
+    def of_prompts(
+        self, body: Body, prompts: dict[str, Any], *, field: str, default_limit: int | None = DEFAULT_MAX_TOKENS
+    ) -> Completion:
+        """Reads the fields of a completion but its prompts.
+
+        Args:
+          body: of a completion.
+          prompts: texts or token ids by their names in errors.
+          field: see `Completion`.
+          default_limit: most new tokens if the body states no limit.
 
         Raises:
           RequestError: as `chat` does.
@@ -237,7 +245,7 @@ class Reader:
         n = self._num_choices(body, len(prompts))
         for name, prompt in prompts.items():
             self._check_length(name, prompt, self._least)
-        return self._asked(
+        return self._read(
             body,
             is_chat=False,
             tools=None,
@@ -245,28 +253,28 @@ class Reader:
             thoughts=(),
             prompts=[self._encode(name, prompt) for name, prompt in prompts.items()],
             n=n,
-            limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
+            limit=fields.integer(body, "max_tokens", default_limit, 1),
             shown=shown_lib.read(body, top, self.max_logprobs),
             echo=[self._text(prompt) for prompt in prompts.values()] if is_echoed else [],
             field=field,
         )
 
-    def with_grammar(self, asked: AskedT) -> AskedT:
+    def with_grammar(self, completion: CompletionT) -> CompletionT:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept.
 
         Raises:
           RequestError: the grammar is wrong, not supported or too large.
         """
-        if asked.grammar is None:
-            return asked
-        grammar = asked.grammar.grammar()
-        with asked.grammar.errors():
+        if completion.grammar is None:
+            return completion
+        grammar = completion.grammar.grammar()
+        with completion.grammar.errors():
             table = constraining.table_of(
-                grammar, text_lib.token_bytes(self.tokenizer), asked.options["eos_ids"], self.vocab_size
+                grammar, text_lib.token_bytes(self.tokenizer), completion.options["eos_ids"], self.vocab_size
             )
             if self.max_grammar is not None:
                 check_size(table, self.max_grammar)
-        return dataclasses.replace(asked, options=asked.options | {"grammar": grammar})
+        return dataclasses.replace(completion, options=completion.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:
         """Reads a body of `/tokenize`, and returns the token ids.
@@ -376,21 +384,21 @@ class Reader:
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
 
-    def _asked(
+    def _read(
         self,
         body: Body,
         *,
         is_chat: bool,
         tools: tuple[Form, Tools] | None,
-        grammar: structured.Asked | None,
+        grammar: structured.GrammarField | None,
         thoughts: Thoughts,
         prompts: list[list[int]],
         n: int,
         limit: int | None,
-        shown: Shown,
+        shown: ResponseFields,
         echo: list[str],
         field: str,
-    ) -> Asked:
+    ) -> Completion:
         options: dict[str, Any] = {
             "sampling": _sampling(body, self.sampling, self.vocab_size),
             "eos_ids": self._eos_ids(body),
@@ -415,10 +423,10 @@ class Reader:
             form, chosen = tools
             if grammar is not None:
                 raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-            grammar = structured.Asked("tools", functools.partial(chosen.grammar, form, thoughts))
+            grammar = structured.GrammarField("tools", functools.partial(chosen.grammar, form, thoughts))
         elif grammar is not None and (after := end_of_begun(thoughts)) is not None:
             grammar = grammar.after(after)
-        return Asked(
+        return Completion(
             is_chat=is_chat,
             prompts=prompts,
             options=options,
@@ -527,20 +535,20 @@ def _sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingC
     Raises:
       RequestError: names the field, its value and what is accepted.
     """
-    given: dict[str, Any] = {}
+    controls: dict[str, Any] = {}
     for name, control in CONTROLS.items():
         value = body.get(name)
         if value is not None:
             fields.check_number(name, value, *control.served)
-            given[name] = None if value == control.neutral else value
+            controls[name] = None if value == control.neutral else value
     if body.get("logit_bias"):
-        given["logit_bias"] = _bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())
-    if given.get("top_k") == -1:  # as in vLLM's interface
-        given["top_k"] = None
-    if given.get("top_p") == 0:  # which leaves the best token alone
-        given |= {"temperature": 0, "top_p": None}
+        controls["logit_bias"] = _bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())
+    if controls.get("top_k") == -1:  # as in vLLM's interface
+        controls["top_k"] = None
+    if controls.get("top_p") == 0:  # which leaves the best token alone
+        controls |= {"temperature": 0, "top_p": None}
     try:
-        result = dataclasses.replace(default, **given)
+        result = dataclasses.replace(default, **controls)
     except ArgumentError as error:  # the controls have the names of fields
         raise RequestError(str(error), error.argument) from error
     if result.temperature == 0:
@@ -561,11 +569,11 @@ def _bias(bias: Any, vocab_size: int) -> dict[int, float]:
 
 def _stop(stop: Any) -> list[str]:
     strings = [stop] if isinstance(stop, str) else stop
-    accepted = f"a string or a list of at most {MOST_STOP_STRINGS}, each of 1 to {LONGEST_STOP_STRING} characters"
-    if not isinstance(strings, list) or len(strings) > MOST_STOP_STRINGS:
+    accepted = f"a string or a list of at most {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_STRING} characters"
+    if not isinstance(strings, list) or len(strings) > MAX_STOP_STRINGS:
         raise fields.refused("stop", stop, accepted)
     for string in strings:
-        if not isinstance(string, str) or not 1 <= len(string) <= LONGEST_STOP_STRING:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_STRING:
             raise fields.refused("stop", string, accepted)
         fields.text("stop", string)
     return strings
@@ -576,16 +584,16 @@ def _shares(body: Body) -> Body:
 
     `Service` makes other keys of these for each API key.
     """
-    given: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
+    options: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
     keeps = fields.boolean(body, "remember", default=True)
     key = body.get("prompt_cache_key")
-    if key is not None and len(fields.text("prompt_cache_key", key)) > LONGEST_KEY:
-        raise fields.refused("prompt_cache_key", key, f"a string of at most {LONGEST_KEY} characters")
-    given |= {"remember_key": key, "remember": keeps} if key else {}
+    if key is not None and len(fields.text("prompt_cache_key", key)) > MAX_KEY:
+        raise fields.refused("prompt_cache_key", key, f"a string of at most {MAX_KEY} characters")
+    options |= {"remember_key": key, "remember": keeps} if key else {}
     salt = body.get("cache_salt")
     if salt == "":
         raise fields.refused("cache_salt", salt, "a string of at least one character")
-    return given if salt is None else given | {"prefix_key": fields.text("cache_salt", salt)}
+    return options if salt is None else options | {"prefix_key": fields.text("cache_salt", salt)}
 
 
 def _seed(body: Body) -> int | None:
