@@ -26,10 +26,10 @@ sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jlade
 from benchmarks import report
-from jlade.server.guard import MOST_BYTES
+from jlade.server.guard import MAX_BYTES
 
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-SIZE = MOST_BYTES - 1000
+SIZE = MAX_BYTES - 1000
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def bodies() -> dict[str, tuple[str, bytes, int]]:
     prediction = {"type": "content", "content": text}
 
     def dumped(**body: Any) -> bytes:
-        return json.dumps(body).encode()[:MOST_BYTES]
+        return json.dumps(body).encode()[:MAX_BYTES]
 
     def repeated(part: bytes) -> bytes:
         return b'{"prompt": [' + part * (SIZE // len(part)) + b"1]}"

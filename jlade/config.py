@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self, get_args
 
 from jlade.drafts.sources import TABLE
-from jlade.errors import check_int
+from jlade.errors import ArgumentTypeError, ArgumentValueError, check_int
 
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
@@ -167,14 +167,16 @@ class LookaheadConfig:
 
     def __post_init__(self) -> None:
         self._check_tree_is_meant()
-        for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
-            object.__setattr__(self, name, check_int(name, getattr(self, name), least))
+        for name, minimum in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
+            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum))
         if not isinstance(self.pool_from_prompt, bool):
-            raise TypeError(f"pool_from_prompt must be True or False, got {self.pool_from_prompt!r}")
+            raise ArgumentTypeError("pool_from_prompt", f"must be True or False, got {self.pool_from_prompt!r}")
         ways = {"verification": Verification, "window_draw": WindowDraw, "window_advance": WindowAdvance}
         for name, way in ways.items():
             if getattr(self, name) not in get_args(way):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(way))}, got {getattr(self, name)!r}")
+                raise ArgumentValueError(
+                    name, f"must be one of {', '.join(get_args(way))}, got {getattr(self, name)!r}"
+                )
         if self.relative_step_time is not None:
             accepted_cost = "a number above 0, or None"
             _check_number("relative_step_time", self.relative_step_time, accepted_cost, lambda x: x > 0)
@@ -232,21 +234,21 @@ def _check_sources(sources: Any) -> tuple[str, ...]:
     """Returns the sources in the order of `TABLE`."""
     known = tuple(TABLE)
     if isinstance(sources, str) or not isinstance(sources, Iterable):
-        raise TypeError(f"sources must be a tuple of {', '.join(map(repr, known))}, got {sources!r}")
+        raise ArgumentTypeError("sources", f"must be a tuple of {', '.join(map(repr, known))}, got {sources!r}")
     given = tuple(sources)
     if not given or not set(given) <= set(known) or len(set(given)) < len(given):
-        raise ValueError(f"sources must be one or more of {', '.join(map(repr, known))}, got {given}")
+        raise ArgumentValueError("sources", f"must be one or more of {', '.join(map(repr, known))}, got {given}")
     return tuple(source for source in known if source in given)
 
 
 def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[Any], bool]) -> Any:
     """Returns a number of a range, given the range in words too."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be {accepted}, got {value!r}")
+        raise ArgumentTypeError(name, f"must be {accepted}, got {value!r}")
     if not is_accepted(value):
-        raise ValueError(f"{name} must be {accepted}, got {value}")
+        raise ArgumentValueError(name, f"must be {accepted}, got {value}")
     if not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise ValueError(f"{name} must be at most {MAX_NUMBER:g} in size, got {value}")
+        raise ArgumentValueError(name, f"must be at most {MAX_NUMBER:g} in size, got {value}")
     return value
 
 
@@ -290,7 +292,7 @@ CONTROLS = {
     ),
     "top_k": Control(
         "filter",
-        functools.partial(check_int, least=1),
+        functools.partial(check_int, min_value=1),
         (-1, 2**31 - 1),
         ("K", "keep the K most likely tokens"),
         neutral=0,
@@ -387,10 +389,10 @@ def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     try:
         pairs = {check_int("logit_bias", token, 0): float(value) for token, value in dict(bias).items()}
     except (TypeError, ValueError, OverflowError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"logit_bias must map token ids to numbers, got {bias!r}") from error
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
+        raise kind("logit_bias", f"must map token ids to numbers, got {bias!r}") from error
     if not all(value <= MAX_NUMBER for value in pairs.values()):
-        raise ValueError(f"logit_bias must map token ids to numbers up to {MAX_NUMBER:g}, got {bias!r}")
+        raise ArgumentValueError("logit_bias", f"must map token ids to numbers up to {MAX_NUMBER:g}, got {bias!r}")
     return tuple((token, value if value >= -MAX_NUMBER else -math.inf) for token, value in sorted(pairs.items()))
 
 

@@ -1,19 +1,44 @@
-"""Checks of arguments. Their errors name the argument, the value and what is accepted."""
+"""Errors of arguments, which carry the argument's name for callers that know it by another one."""
 
 import numbers
 from typing import Any
 
 
-def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+class ArgumentError(Exception):
+    """An argument that is refused, as an `ArgumentTypeError` or an `ArgumentValueError`.
+
+    Attributes:
+      argument: its name, with which the message begins.
+      problem: the rest of the message: what is accepted, and the value. It names no other argument.
+    """
+
+    def __init__(self, argument: str, problem: str):
+        super().__init__(argument, problem)
+        self.argument, self.problem = argument, problem
+
+    def __str__(self) -> str:
+        """Returns the message."""
+        return f"{self.argument} {self.problem}"
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument of a wrong type."""
+
+
+class ArgumentValueError(ArgumentError, ValueError):
+    """An argument of a wrong value."""
+
+
+def check_int(name: str, value: Any, min_value: int, max_value: int | None = None) -> int:
     """Returns `value` as an int.
 
     Raises:
-      TypeError, ValueError: name the argument, the value and what is accepted.
+      ArgumentTypeError, ArgumentValueError: name the argument, the value and what is accepted.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and int(value) > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
+        raise ArgumentTypeError(name, f"must be an integer of at least {min_value}, got {value!r}")
+    if value < min_value:
+        raise ArgumentValueError(name, f"must be at least {min_value}, got {value}")
+    if max_value is not None and int(value) > max_value:
+        raise ArgumentValueError(name, f"must be at most {max_value}, got {value}")
     return int(value)

@@ -23,12 +23,11 @@ from jlade.files import append_line
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import text
 from jlade.generation.options import Keywords
-from jlade.generation.prompts import SMALLEST_CAPACITY, round_up
+from jlade.generation.prompts import DEFAULT_NEW_TOKENS, SMALLEST_CAPACITY, round_up
 from jlade.generation.results import FAILURES
-from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import records
-from jlade.server.protocol import Asked
+from jlade.server.protocol import Completion
 from jlade.server.records import Record
 
 Line = dict[str, Any]  # of --json
@@ -82,7 +81,7 @@ class _Item(NamedTuple):
     number: int  # from 0
     ids: list[int]
     options: Keywords  # of its own
-    asked: Asked | None  # by a record
+    completion: Completion | None  # by a record
     error: str | None
 
 
@@ -158,11 +157,11 @@ def _prepare(
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
     directory, capacity = functools.partial(options_lib.find, options), params.decoder.max_positions
-    reader, ids = records.Reader(params, request, directory, capacity), records.CustomIds()
+    reader, ids = records.RecordReader(params, request, directory, capacity), records.CustomIds()
     checked = (_check(params, prompt, number, request, options, reader, ids) for number, prompt in enumerate(prompts))
     items = [item for item in checked if item is not None]
-    asked = (item.asked for item in items if item.asked is not None)
-    request |= {"logprobs": options.logprobs or any(each.options.get("logprobs") for each in asked)}
+    completions = (item.completion for item in items if item.completion is not None)
+    request |= {"logprobs": options.logprobs or any(completion.options.get("logprobs") for completion in completions)}
     groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
     batch_size = options.batch_size
     if options.programs is None:  # which are for as many prompts
@@ -212,19 +211,19 @@ def _check(
     number: int,
     request: Keywords,
     options: argparse.Namespace,
-    reader: records.Reader,
+    reader: records.RecordReader,
     custom_ids: records.CustomIds,
 ) -> _Item | None:
     """Returns the prompt with its tokens, or with its error if --skip-invalid is given.
 
     A record with the custom_id of an earlier one is then None: who joins results by their ids finds one line for each.
     """
-    asked = None
+    completion = None
     try:
         if isinstance(prompt, Record):
             custom_ids.add(prompt)
-            ids, own, asked = reader.read(prompt)
-            if asked.tools is not None and not (options.json or options.output):
+            ids, own, completion = reader.read(prompt)
+            if completion.tools is not None and not (options.json or options.output):
                 raise ValueError(f"{prompt.source}: tools need --json or --output: the text has no place for calls")
         else:
             ids = text.encode(request["tokenizer"], prompt.text)
@@ -239,12 +238,12 @@ def _check(
             return None
         return _Item(prompt, number, [], {}, None, str(error))
     # The first prompt has the key of `jlade PROMPT`, and so the same text.
-    return _Item(prompt, number, ids, {"key": records.key(request["key"], number)} | own, asked, None)
+    return _Item(prompt, number, ids, {"key": records.key(request["key"], number)} | own, completion, None)
 
 
 def _own(params: LlamaParams, ids: list[int], request: Keywords) -> Keywords:
     """Returns the options of a prompt that has none of its own, as a record has them."""
-    limit = request["max_new_tokens"] or min(MOST_NEW_TOKENS, params.decoder.max_positions - len(ids))
+    limit = request["max_new_tokens"] or min(DEFAULT_NEW_TOKENS, params.decoder.max_positions - len(ids))
     own = {name: request[name] for name in ("sampling", "min_new_tokens", "grammar")}
     stop = request["stop"] or params.decoder.stop_strings
     return own | {"max_new_tokens": limit, "stop": stop, "eos_ids": params.decoder.eos_ids}
@@ -309,12 +308,12 @@ def _one(out: jlade.Generation, i: int) -> jlade.Generation:
 def _line(job: _Job, item: _Item, out: jlade.Generation | None, options: argparse.Namespace) -> Line:
     """Returns the result of a prompt as a line of --json."""
     if isinstance(item.prompt, Record):
-        line = records.result(item.prompt, job.given, job.request, item.asked, out, item.error)
+        line = records.result(item.prompt, job.given, job.request, item.completion, out, item.error)
         if item.prompt.is_of_batch:
             return line
     else:
         line = _identity(item.prompt, job.given)
-        line |= {"error": item.error} if out is None else records.completion(out, options.logprobs)
+        line |= {"error": item.error} if out is None else records.text_fields(out, options.logprobs)
     return line if options.output else {name: value for name, value in line.items() if name != "options"}
 
 

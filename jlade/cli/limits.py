@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 import jlade
-from jlade.server.model import MAX_PREDICTION, MOST_OF_CHAT, MOST_OF_COMPLETION, REMEMBER, Limits
+from jlade.server.model import MAX_PREDICTION, MAX_TOP_OF_CHAT, MAX_TOP_OF_COMPLETION, REMEMBER, Limits
 
 DEFAULT = Limits()
 NAMES = (
@@ -68,7 +68,7 @@ def add(parser: argparse._ActionsContainer) -> None:
         type=int,
         metavar="K",
         help="most alternatives of a token that a request may ask for (default: OpenAI's limits, "
-        f"{MOST_OF_CHAT} in a chat and {MOST_OF_COMPLETION} in a completion)",
+        f"{MAX_TOP_OF_CHAT} in a chat and {MAX_TOP_OF_COMPLETION} in a completion)",
     )
 
 

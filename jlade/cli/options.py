@@ -16,7 +16,7 @@ from jlade import mesh as mesh_lib
 from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS
 from jlade.conversion import location
 from jlade.errors import check_int
-from jlade.generation import drawing
+from jlade.generation import request as request_lib
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
@@ -250,7 +250,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "sampling": sampling,
         "stop": options.stop,
         "kv_dtype": options.kv_dtype,
-        "key": drawing.make_key(seed),
+        "key": request_lib.make_key(seed),
         "constraint": recommended_constraints(options.model or DEMO, options.revision),
     }
 

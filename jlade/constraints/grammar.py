@@ -19,6 +19,7 @@ from jlade.constraints.moves import DEAD
 from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
 from jlade.drafts.tree import NONE
+from jlade.errors import ArgumentValueError
 from jlade.files import written_whole
 from jlade.mesh import SHARED
 
@@ -190,9 +191,10 @@ def check_size(table: Table, max_grammar: int) -> None:
     number = num_entries(table)
     if number > max_grammar or table.num_classes > ROW_CLASSES:
         states, classes = table.moves.shape
-        raise ValueError(
-            f"grammar must have a table of at most max_grammar={max_grammar} entries and {ROW_CLASSES} classes of "
-            f"tokens, got {number} entries of {states} states and {classes} classes"
+        raise ArgumentValueError(
+            "grammar",
+            f"must have a table of at most max_grammar={max_grammar} entries and {ROW_CLASSES} classes of tokens, got "
+            f"{number} entries of {states} states and {classes} classes",
         )
 
 

@@ -30,8 +30,8 @@ from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
 from jlade.engine.worker import Context, Worker
-from jlade.errors import check_int
-from jlade.generation import earlier, stop_strings
+from jlade.errors import ArgumentTypeError, ArgumentValueError, check_int
+from jlade.generation import earlier
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import request as request_lib
@@ -40,15 +40,16 @@ from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prior import Prior
 from jlade.generation.programs import Facts
 from jlade.generation.prompts import HostArray, Prompt, Prompts
+from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.mesh import device_of
 from jlade.models.base import Decoder, Params
 
 # More than any engine needs: a slip is an error before it takes memory.
-MOST_SEQUENCES = 4096
-MOST_PREDICTION = 2**20
-MOST_GRAMMAR = 2**26
+MAX_SEQUENCES = 4096
+MAX_PREDICTION = 2**20
+MAX_GRAMMAR = 2**26
 
 
 class RequestOptions(TypedDict, total=False):
@@ -72,8 +73,8 @@ class RequestOptions(TypedDict, total=False):
     with_statistics: bool
 
 
-# Options that say which earlier requests serve one; `jlade.generate` has none of them.
-_OF_EARLIER = ("remember", "remember_key", "prefix_key")
+# Options that decide no text: which earlier requests serve one, and whether it has drafts.
+_OF_ENGINE = ("remember", "remember_key", "prefix_key", "lookahead")
 
 
 class _Shares(NamedTuple):
@@ -150,12 +151,12 @@ class Engine:
         mesh: Mesh | None = None,
         programs: str | os.PathLike[str] | None = None,
     ):
-        check_int("max_sequences", max_sequences, 1, MOST_SEQUENCES)
+        check_int("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         check_int("max_waiting", max_waiting, 1)
         check_int("prefix_memory", 0 if prefix_memory is None else prefix_memory, 0)
         check_int("remember", remember, 0)
-        check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)
-        check_int("max_grammar", max_grammar, 0, MOST_GRAMMAR)
+        check_int("max_prediction", max_prediction, 0, MAX_PREDICTION)
+        check_int("max_grammar", max_grammar, 0, MAX_GRAMMAR)
         self.max_sequences: int = max_sequences
         self._max_prediction = max_prediction
         params = mesh_lib.with_auto_axes(params)
@@ -193,13 +194,7 @@ class Engine:
         shared = {source: one.on_device for source, one in searched.items()}
         self._config = dataclasses.replace(self._config, lookahead=lookahead_lib.with_sources(setting, *shared))
         self._shared = shared if on_mesh is None else mesh_lib.put(shared, on_mesh, PartitionSpec())
-        self._options = Options(
-            lookahead=setting,  # without the corpus, which requests need not bring
-            tokenizer=batch.tokenizer,
-            kv_dtype=kv_dtype,
-            decoder=decoder,
-            mesh=mesh,
-        )
+        self._tokenizer = batch.tokenizer
         self.capacity: int = rows.check_capacity(capacity, self._config.decoder.max_positions)
         capacity = self.capacity
         self._params = sharding.put_params(params, self._config.mesh)
@@ -270,7 +265,7 @@ class Engine:
         Raises:
           Exception: the error of a program, when the others are there. A request that needs this one meets it again.
         """
-        checked = self._check(prompts_lib.made_up(1, 2), {"sampling": usual, "max_new_tokens": 1})
+        checked, _ = self._check(prompts_lib.made_up(1, 2), {"sampling": usual, "max_new_tokens": 1})
         job = Job(checked, 0, Request(lambda: None), self._size, self._shared)
         self._usual = job.controls
         self._programs.begin(job.row, job.controls)
@@ -332,11 +327,11 @@ class Engine:
           RuntimeError: the engine is closed.
         """
         if isinstance(priority, bool) or not isinstance(priority, numbers.Integral):
-            raise TypeError(f"priority must be an integer, got {priority!r}")
-        checked = self._check(prompt, options)
+            raise ArgumentTypeError("priority", f"must be an integer, got {priority!r}")
+        checked, errors = self._check(prompt, options)
         request_lib.check_single(checked)
-        if checked.errors:
-            raise checked.errors[0]
+        if errors:
+            raise errors[0]
         return self._add(checked, 0, priority, self._shares(options), scores=prompt_logprobs)
 
     def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation | Exception]:
@@ -361,19 +356,22 @@ class Engine:
         if isinstance(prompts, list | tuple) and not prompts:
             _check_names(options)
             return iter(())
-        return self._map_all(self._check(prompts, options), self._shares(options))
+        checked, errors = self._check(prompts, options)
+        return self._map_all(checked, errors, self._shares(options))
 
-    def _map_all(self, checked: request_lib.DecodeRequest, shares: _Shares) -> Iterator[Generation | Exception]:
-        results = self._map(checked, shares)
+    def _map_all(
+        self, checked: DecodeRequest, errors: dict[int, Exception], shares: _Shares
+    ) -> Iterator[Generation | Exception]:
+        results = self._map(checked, errors, shares)
         for index in range(len(checked.inputs.lengths)):
-            yield checked.errors[index] if index in checked.errors else next(results)
+            yield errors[index] if index in errors else next(results)
 
-    def _map(self, checked: request_lib.DecodeRequest, shares: _Shares) -> Iterator[Generation]:
+    def _map(self, checked: DecodeRequest, errors: dict[int, Exception], shares: _Shares) -> Iterator[Generation]:
         requests: collections.deque[Request] = collections.deque()
         try:
             # Where the limits differ, the longest texts begin first, so that rows end at about the same time.
             for index, limit in enumerate(checked.inputs.stopping.max_new_tokens.tolist()):
-                if index in checked.errors:
+                if index in errors:
                     continue
                 requests.append(self._add(checked, index, limit, shares, of_list=True))
                 while requests and requests[0].done:
@@ -405,7 +403,7 @@ class Engine:
 
     @functools.cached_property
     def _vocabulary(self) -> str:
-        return remembered_file.identity(self._options.tokenizer, self._config.decoder.vocab_size)
+        return remembered_file.identity(self._tokenizer, self._config.decoder.vocab_size)
 
     @property
     def is_alive(self) -> bool:
@@ -437,46 +435,53 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check(self, prompts: Prompts, options: RequestOptions) -> request_lib.DecodeRequest:
+    def _check(self, prompts: Prompts, options: RequestOptions) -> tuple[DecodeRequest, dict[int, Exception]]:
+        """Returns what `generation.request.make_each` does, for options that the rows accept."""
         _check_names(options)
         predicts = options.get("prediction") is not None
         if predicts and not self._max_prediction:
-            raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")
+            raise ArgumentValueError(
+                "prediction", "needs an engine that was made with max_prediction, the most tokens of one"
+            )
         if predicts and not self._size.prediction:  # the setting for this device has no use for it
             options = options | {"prediction": None}
         if options.get("grammar") is not None and not self._size.grammar:
-            raise ValueError("grammar needs an engine that was made with max_grammar, the most entries of a table")
+            raise ArgumentValueError(
+                "grammar", "needs an engine that was made with max_grammar, the most entries of a table"
+            )
         has_drafts = options.get("lookahead", True)
         if not isinstance(has_drafts, bool):
-            raise TypeError(f"lookahead of a request must be True or False, got {has_drafts!r}: Engine has the setting")
-        # Stop strings are the host's to find: the device gets no table of them.
-        changes: Keywords = {**options, "stop": (), "lookahead": self._options.lookahead}
-        changes = {name: value for name, value in changes.items() if name not in _OF_EARLIER}
-        given = dataclasses.replace(self._options, **changes)
-        checked = request_lib.make(self._params, prompts, given, self.max_sequences, self.capacity)
+            raise ArgumentTypeError(
+                "lookahead", f"of a request must be True or False, got {has_drafts!r}: Engine has the setting"
+            )
+        of_text: Keywords = {name: value for name, value in options.items() if name not in _OF_ENGINE}
+        checked, errors = request_lib.make_each(
+            prompts, Options(tokenizer=self._tokenizer, **of_text), self._config, self.capacity
+        )
         of_each: HostArray = np.full(len(checked.inputs.lengths), has_drafts)
         checked = dataclasses.replace(checked, inputs=dataclasses.replace(checked.inputs, has_drafts=of_each))
         rows.check(checked, self._size)
-        stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
-        return dataclasses.replace(checked, stop=stop)
+        return checked, errors
 
     def _shares(self, options: RequestOptions) -> _Shares:
         """Returns what a request has of earlier ones."""
         key, keeps = options.get("remember_key"), options.get("remember", True)
         prefix_key = options.get("prefix_key", "")
         if not isinstance(key, str | None):
-            raise TypeError(f"remember_key must be a string, or None for no drafts from earlier texts, got {key!r}")
+            raise ArgumentTypeError(
+                "remember_key", f"must be a string, or None for no drafts from earlier texts, got {key!r}"
+            )
         if not isinstance(keeps, bool):
-            raise TypeError(f"remember must be True or False, got {keeps!r}")
+            raise ArgumentTypeError("remember", f"must be True or False, got {keeps!r}")
         if not isinstance(prefix_key, str):
-            raise TypeError(f"prefix_key must be a string, got {prefix_key!r}")
+            raise ArgumentTypeError("prefix_key", f"must be a string, got {prefix_key!r}")
         compartment = None if key is None or not self._size.recalled else Compartment(self.remembered, key, keeps)
         return _Shares(compartment, prefix_key)
 
     @mesh_lib.without_ambient_mesh()
     def _add(
         self,
-        checked: request_lib.DecodeRequest,
+        checked: DecodeRequest,
         index: int,
         priority: int,
         shares: _Shares,

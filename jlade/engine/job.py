@@ -81,7 +81,7 @@ class Job:
             inputs = dataclasses.replace(inputs, sources={"prediction": expected})
         return rows.Row.of(inputs, self._place, vocab_size, self._size, self._shared)
 
-    def read(self, row: rows.Shown) -> Piece:
+    def read(self, row: rows.RowView) -> Piece:
         """Returns the tokens that steps added, up to the end of the text.
 
         Args:
@@ -114,13 +114,13 @@ class Job:
             generation=self._generation(row, logprobs) if ended else None,
         )
 
-    def _remember(self, row: rows.Shown) -> None:
+    def _remember(self, row: rows.RowView) -> None:
         """Keeps the text for later requests with its key, before the caller may make one."""
         if self.compartment is not None and self.compartment.keeps:
             remembered, key, _ = self.compartment
             remembered.add(key, row.tokens[0, : self.length], self._begin)
 
-    def _generation(self, row: rows.Shown, logprobs: Any) -> Generation:
+    def _generation(self, row: rows.RowView, logprobs: Any) -> Generation:
         ends = np.array([self.length])
         checked = self._checked if self._has_stopped else dataclasses.replace(self._checked, stop=((),))
         return results.assemble(row.tokens, ends, row.num_steps, row.accepted, logprobs, checked)

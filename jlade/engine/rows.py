@@ -28,10 +28,9 @@ from jlade.drafts.prediction import Reading
 from jlade.drafts.sources import Drafts
 from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.engine import pool as pool_lib
-from jlade.errors import check_int
+from jlade.errors import ArgumentValueError, check_int
 from jlade.generation.prompts import HostArray
-from jlade.generation.request import DecodeRequest
-from jlade.generation.stopping import EOS_SLOTS
+from jlade.generation.request import EOS_SLOTS, DecodeRequest
 from jlade.mesh import DATA
 from jlade.models.base import Params
 
@@ -104,12 +103,16 @@ def check(request: DecodeRequest, size: Size) -> None:
     if "prediction" in inputs.sources:
         number = int(np.max(np.sum(inputs.sources["prediction"].text != NONE, axis=1)))
         if number > size.prediction:
-            raise ValueError(f"prediction must be of at most max_prediction={size.prediction} tokens, got {number}")
+            raise ArgumentValueError(
+                "prediction", f"must be of at most max_prediction={size.prediction} tokens, got {number}"
+            )
     if top_logprobs > size.top_logprobs:
-        raise ValueError(f"top_logprobs must be at most max_top_logprobs={size.top_logprobs}, got {top_logprobs}")
+        raise ArgumentValueError(
+            "top_logprobs", f"must be at most max_top_logprobs={size.top_logprobs}, got {top_logprobs}"
+        )
     num_eos_ids = np.max(np.sum(np.asarray(inputs.stopping.eos_ids) >= 0, axis=1))
     if num_eos_ids > EOS_SLOTS:
-        raise ValueError(f"eos_ids must be at most {EOS_SLOTS} for an engine, got {num_eos_ids}")
+        raise ArgumentValueError("eos_ids", f"must be at most {EOS_SLOTS} for an engine, got {num_eos_ids}")
 
 
 @flax.struct.dataclass
@@ -402,7 +405,7 @@ def _count(tokens: jax.Array, prompt_lengths: jax.Array, lengths: jax.Array, voc
     return jax.vmap(count)(tokens, prompt_lengths, lengths)
 
 
-class Shown(NamedTuple):
+class RowView(NamedTuple):
     """The part of a state that the host reads after steps, in NumPy: fields of `DecodeState` and its `Info`."""
 
     tokens: HostArray  # [B, C]
@@ -413,18 +416,18 @@ class Shown(NamedTuple):
     num_drafted: HostArray  # [B, C]
     logprobs: Any  # fields [B, C, ...], None if they were not asked for
 
-    def row(self, index: int) -> "Shown":
+    def row(self, index: int) -> "RowView":
         """Returns a row [1, ...]."""
-        shown: Shown = jax.tree.map(lambda array: array[index : index + 1], self)
+        shown: RowView = jax.tree.map(lambda array: array[index : index + 1], self)
         return shown
 
 
-def show(state: DecodeState, logprobs: bool) -> Shown:
+def show(state: DecodeState, logprobs: bool) -> RowView:
     """Fetches a state for the host, with log-probabilities if asked."""
     info = state.info
     recorded = info.logprobs if logprobs else None
-    shown: Shown = mesh_lib.fetch(
-        Shown(state.tokens, state.num_tokens, state.num_steps, state.done, info.accepted, info.num_drafted, recorded)
+    shown: RowView = mesh_lib.fetch(
+        RowView(state.tokens, state.num_tokens, state.num_steps, state.done, info.accepted, info.num_drafted, recorded)
     )
     return shown
 

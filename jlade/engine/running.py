@@ -153,7 +153,7 @@ class Running:
             self.jobs = {row: job for row, job in self.jobs.items() if row not in ended}
             self.readings = {job: reading for job, reading in self.readings.items() if job in jobs}
 
-    def step(self, max_steps: int, another: bool) -> rows.Shown:
+    def step(self, max_steps: int, another: bool) -> rows.RowView:
         """Makes steps up to the end of a request, and returns what the host reads of the rows.
 
         Args:

@@ -83,7 +83,7 @@ class ChatTemplate:
             tools=None if tools is None else list(tools),
             **special,
         )
-        text.check_utf8("the chat template must make", rendered)
+        text.check_utf8("the chat template", "must make", rendered)
         return rendered
 
     def encode(self, rendered: str, add_special_tokens: bool = False) -> list[int]:

@@ -14,6 +14,7 @@ from jlade.constraints.grammar import Grammar, Tables
 from jlade.constraints.tokens import NEVER, Table, Trie
 from jlade.decoding import sharding
 from jlade.decoding.stopping import Stopping
+from jlade.errors import ArgumentTypeError, ArgumentValueError
 from jlade.generation import text
 from jlade.generation.text import TokenBytes, Tokenizer
 
@@ -36,14 +37,14 @@ def check(
     constraints = [] if constraint is None else [constraint]
     if type(constraint) in (list, tuple):  # a named tuple may be a constraint itself
         constraints = list(constraint)
-    for each in constraints:
-        missing = [name for name in ("start", "advance", "allowed") if not callable(getattr(each, name, None))]
+    for rule in constraints:
+        missing = [name for name in ("start", "advance", "allowed") if not callable(getattr(rule, name, None))]
         if missing:
             raise TypeError(
-                f"constraint must have the methods of jlade.Constraint, got {each!r} without {', '.join(missing)}"
+                f"constraint must have the methods of jlade.Constraint, got {rule!r} without {', '.join(missing)}"
             )
-        if (found := _allowed(each, batch_size)) != (expected := jax.ShapeDtypeStruct((vocab_size,), bool)):
-            raise ValueError(f"constraint must allow {_shown(expected)}, the model's vocabulary, got {_shown(found)}")
+        if (allowed := _allowed(rule, batch_size)) != (expected := jax.ShapeDtypeStruct((vocab_size,), bool)):
+            raise ValueError(f"constraint must allow {_shown(expected)}, the model's vocabulary, got {_shown(allowed)}")
     if tables is not None:
         constraints.append(Tables.of(tables))
     if len(constraints) > 1:
@@ -62,8 +63,8 @@ def _allowed(constraint: Constraint, batch_size: int) -> Any:
         return jax.vmap(of_sequence, in_axes=(axes, 0, 0), out_axes=0)(constraint, tokens, lengths)
 
     shapes = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((batch_size, SHORTEST), (batch_size,)))
-    found = jax.eval_shape(of_batch, constraint, *shapes)
-    return jax.ShapeDtypeStruct(found.shape[1:], found.dtype)
+    mask = jax.eval_shape(of_batch, constraint, *shapes)
+    return jax.ShapeDtypeStruct(mask.shape[1:], mask.dtype)
 
 
 def _shown(shape: Any) -> str:
@@ -78,27 +79,30 @@ def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_
     """
     batch_size = len(stopping.max_new_tokens)
     grammars = [grammar] * batch_size if isinstance(grammar, Grammar | None) else grammar
-    if not isinstance(grammars, Sequence) or not all(isinstance(each, Grammar | None) for each in grammars):
-        raise TypeError(f"grammar must be a jlade.Grammar, or one or None for each prompt, got {grammar!r}")
+    if not isinstance(grammars, Sequence) or not all(isinstance(one, Grammar | None) for one in grammars):
+        raise ArgumentTypeError("grammar", f"must be a jlade.Grammar, or one or None for each prompt, got {grammar!r}")
     if len(grammars) != batch_size:
-        raise ValueError(f"grammar must be one for all prompts, or {batch_size}, one for each, got {len(grammars)}")
+        raise ArgumentValueError(
+            "grammar", f"must be one for all prompts, or {batch_size}, one for each, got {len(grammars)}"
+        )
     if not any(grammars):
         return None
     if tokenizer is None:
-        raise TypeError(f"grammar needs the tokenizer: {text.PASS_TOKENIZER}")
-    spelled, found = text.token_bytes(tokenizer), list[Table | None]()
-    fewest = np.zeros(batch_size, np.int32) if stopping.min_new_tokens is None else stopping.min_new_tokens
-    for each, eos_ids, least in zip(grammars, np.asarray(stopping.eos_ids), fewest, strict=True):
-        if each is None:
-            found.append(None)
+        raise ArgumentTypeError("grammar", f"needs the tokenizer: {text.PASS_TOKENIZER}")
+    spelled, result = text.token_bytes(tokenizer), list[Table | None]()
+    minimums = np.zeros(batch_size, np.int32) if stopping.min_new_tokens is None else stopping.min_new_tokens
+    for one, eos_ids, minimum in zip(grammars, np.asarray(stopping.eos_ids), minimums, strict=True):
+        if one is None:
+            result.append(None)
             continue
-        table = table_of(each, spelled, eos_ids.tolist(), vocab_size)
-        if least and (shortest := table.shortest()) < least:
-            raise ValueError(
-                f"min_new_tokens={least} is not possible: a text of the grammar may have to end after {shortest} tokens"
+        table = table_of(one, spelled, eos_ids.tolist(), vocab_size)
+        if minimum and (shortest := table.shortest()) < minimum:
+            raise ArgumentValueError(
+                "min_new_tokens",
+                f"must be at most {shortest}, after which a text of the grammar may have to end, got {minimum}",
             )
-        found.append(table)
-    return found
+        result.append(table)
+    return result
 
 
 def is_dead_end(table: Table, tokens: Sequence[int], is_banned: np.ndarray) -> bool:
@@ -111,33 +115,22 @@ def table_of(grammar: Grammar, spelled: TokenBytes, eos_ids: Sequence[int], voca
     """Returns the table of a grammar, made once, for end tokens of which those below 0 do not count.
 
     Raises:
-      EndsError: no tokens but end tokens spell a text of the grammar.
-      ValueError: there is no end token, or no tokens spell a text of the grammar.
+      ValueError: there is no end token, or no tokens spell a text of the grammar; as an error of `eos_ids` if only
+        end tokens do.
     """
     if not (ends := tuple(sorted({*eos_ids} - {-1}))):
-        raise ValueError("grammar needs end tokens, as eos_ids, that may follow a whole text")
+        raise ArgumentValueError("grammar", "needs end tokens, as eos_ids, that may follow a whole text")
     try:
         return _table(grammar, spelled, ends, vocab_size)
     except ValueError as error:
         # Without ends the error is another one, or the table tells which of them are needed.
         is_spelled = _table(grammar, spelled, (), vocab_size).class_of_token[list(ends)] != NEVER
-        raise EndsError("eos_ids", np.array(ends)[is_spelled].tolist()) from error
-
-
-class EndsError(ValueError):
-    """The end tokens that texts of a grammar need: as such they may come after a whole text alone.
-
-    Args:
-      name: of the argument that has them.
-      eos_ids: these end tokens.
-    """
-
-    def __init__(self, name: str, eos_ids: Sequence[int]):
-        super().__init__(
-            f"{name} must leave tokens that spell a text of the grammar, got {eos_ids}: an end token may follow a "
-            "whole text alone"
-        )
-        self.eos_ids = eos_ids
+        spelled_ends = np.array(ends)[is_spelled].tolist()
+        raise ArgumentValueError(
+            "eos_ids",
+            f"must leave tokens that spell a text of the grammar, got {spelled_ends}: an end token may follow a whole "
+            "text alone",
+        ) from error
 
 
 @functools.lru_cache(maxsize=4)

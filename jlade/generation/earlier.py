@@ -33,11 +33,9 @@ class Earlier(NamedTuple):
 _SHARED = {"corpus": ("corpus", corpus_lib.check, "suffix"), "recycled": ("prior", prior_lib.check, "recycled")}
 
 
-def check(
-    options: Options, params: Params, decoder: Decoder, prompts: list[np.ndarray], lookahead: LookaheadConfig
-) -> Earlier:
+def check(options: Options, params: Params, decoder: Decoder, batch_size: int, lookahead: LookaheadConfig) -> Earlier:
     """Checks `state`, `pool`, `corpus`, `prior` and `prediction` of the options."""
-    batch_size, vocab_size = len(prompts), decoder.vocab_size
+    vocab_size = decoder.vocab_size
     of_sources = searched(options, vocab_size, lookahead)
     if "corpus" in lookahead.sources and "corpus" not in of_sources:
         raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
@@ -162,9 +160,9 @@ def reuse(
     longest = divisible(cache)
     shared = []
     for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
-        most = min(length, len(ids)) - 1  # the last token of either is left to the first step
-        differs = np.flatnonzero(known[:most] != ids[:most])
-        number, cached = differs[0] if len(differs) else most, length - 1
+        comparable = min(length, len(ids)) - 1  # the last token of either is left to the first step
+        differs = np.flatnonzero(known[:comparable] != ids[:comparable])
+        number, cached = differs[0] if len(differs) else comparable, length - 1
         if number < cached and not longest:
             return None
         shared.append(number if number == cached or cached <= longest else 0)

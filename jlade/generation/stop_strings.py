@@ -12,13 +12,14 @@ import numpy as np
 import tokenizers
 
 from jlade.decoding.stopping import StopStrings
+from jlade.errors import ArgumentTypeError, ArgumentValueError
 from jlade.generation import text
 from jlade.generation.text import TokenBytes, Tokenizer
 from jlade.models.architecture import LlamaConfig
 from jlade.models.base import Decoder
 
-FEWEST_STATES = 128  # stop strings of up to 128 bytes in all share one program, of up to 256 bytes the next, and so on
-MOST_STATES = 1024
+MIN_STATES = 128  # stop strings of up to 128 bytes in all share one program, of up to 256 bytes the next, and so on
+MAX_STATES = 1024
 
 
 def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Decoder) -> tuple[tuple[str, ...], ...]:
@@ -31,18 +32,20 @@ def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Deco
             )
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence):
-        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+        raise ArgumentTypeError("stop", f"must be a string, a sequence of them, or one for each prompt, got {stop!r}")
     sets = [strings] * batch_size if all(isinstance(string, str) for string in strings) else strings
     if any(isinstance(strings, str) or not isinstance(strings, Sequence) for strings in sets):
-        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+        raise ArgumentTypeError("stop", f"must be a string, a sequence of them, or one for each prompt, got {stop!r}")
     if len(sets) != batch_size:
-        raise ValueError(f"stop must be strings for all prompts or {batch_size} sequences of them, got {len(sets)}")
+        raise ArgumentValueError(
+            "stop", f"must be strings for all prompts or {batch_size} sequences of them, got {len(sets)}"
+        )
     for string in itertools.chain.from_iterable(sets):
         if not isinstance(string, str):
-            raise TypeError(f"stop must hold strings, got {string!r}")
+            raise ArgumentTypeError("stop", f"must hold strings, got {string!r}")
         if not string:
-            raise ValueError("stop must hold strings of at least one character, got ''")
-        text.check_utf8("stop must hold", string)
+            raise ArgumentValueError("stop", "must hold strings of at least one character, got ''")
+        text.check_utf8("stop", "must hold", string)
     if any(sets) and tokenizer is None:
         raise TypeError(f"stop={stop!r} needs the tokenizer: {text.PASS_TOKENIZER}")
     different = dict.fromkeys(itertools.chain.from_iterable(sets))
@@ -59,8 +62,8 @@ def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Deco
 def end_tokens(config: LlamaConfig, tokenizer: tokenizers.Tokenizer) -> LlamaConfig:
     """Returns a configuration whose stop strings that are special tokens are end tokens: they add nothing to a text."""
     special = set(text.special_names(tokenizer)) & set(config.stop_strings)
-    found = (tokenizer.token_to_id(name) for name in config.stop_strings if name in special)
-    ids = [i for i in found if i is not None and i < config.vocab_size]
+    tokens = (tokenizer.token_to_id(name) for name in config.stop_strings if name in special)
+    ids = [i for i in tokens if i is not None and i < config.vocab_size]
     strings = tuple(name for name in config.stop_strings if name not in special)
     return dataclasses.replace(config, eos_ids=tuple(dict.fromkeys([*config.eos_ids, *ids])), stop_strings=strings)
 
@@ -69,7 +72,7 @@ def build(tokenizer: Tokenizer | None, vocab_size: int, stops: tuple[tuple[str, 
     """Returns the automaton for the stop strings of each of B sequences.
 
     Raises:
-      ValueError: when the strings have more than `MOST_STATES` bytes in all.
+      ValueError: when the strings have more than `MAX_STATES` bytes in all.
     """
     assert tokenizer is not None  # `check` refuses stop strings without one
     return _build(text.token_bytes(tokenizer), vocab_size, stops)
@@ -80,9 +83,9 @@ def _build(of_token: TokenBytes, vocab_size: int, stops: tuple[tuple[str, ...], 
     different = list(dict.fromkeys(stops))
     prefixes = [_proper_prefixes(strings) for strings in different]
     num_states = sum(map(len, prefixes))
-    if num_states > MOST_STATES:
-        raise ValueError(f"stop strings of {num_states} bytes in all are too long; accepted are {MOST_STATES}")
-    padded = FEWEST_STATES
+    if num_states > MAX_STATES:
+        raise ValueError(f"stop strings of {num_states} bytes in all are too long; accepted are {MAX_STATES}")
+    padded = MIN_STATES
     while padded < num_states:
         padded *= 2
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from jlade.constraints import special
+from jlade.errors import ArgumentValueError
 
 # In errors about text without a tokenizer:
 PASS_TOKENIZER = "pass tokenizer=, as jlade.load returns it (only parameters straight from jlade.load know theirs)"
@@ -41,7 +42,9 @@ def errors_of(message: str) -> Iterator[None]:
         raise ValueError(f"{message}: {error}") from error
 
 
-def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True, add_special_tokens: bool = True) -> list[int]:
+def encode(
+    tokenizer: Tokenizer, text: str, parse_special: bool = True, add_special_tokens: bool = True, name: str = "prompt"
+) -> list[int]:
     """Returns the token ids of `text`, whole and without padding. Other threads go on meanwhile.
 
     Args:
@@ -49,6 +52,7 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True, add_spec
       text: of the prompt.
       parse_special: whether the names of special tokens in `text` are these tokens, rather than plain characters.
       add_special_tokens: whether those that the tokenizer adds to texts are there.
+      name: of the text in errors.
 
     Raises:
       ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
@@ -56,7 +60,7 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True, add_spec
     Warns:
       UserWarning: the token that begins texts is there twice.
     """
-    check_utf8("prompt must be", text)
+    check_utf8(name, "must be", text)
     with errors_of("tokenizer cannot encode the text"):
         own = _own(tokenizer, parse_special)
         if isinstance(own, tokenizers.Tokenizer):
@@ -74,12 +78,12 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True, add_spec
     return ids
 
 
-def check_utf8(beginning: str, text: str) -> None:
-    """Raises a ValueError with this beginning when UTF-8 cannot write the text."""
+def check_utf8(name: str, must: str, text: str) -> None:
+    """Raises a ValueError that says what the argument of this name `must` be or have if UTF-8 cannot write the text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{beginning} text that UTF-8 can write, got {text[:40]!r}") from error
+        raise ArgumentValueError(name, f"{must} text that UTF-8 can write, got {text[:40]!r}") from error
 
 
 def _own(tokenizer: Any, parse_special: bool) -> Any:

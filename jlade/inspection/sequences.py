@@ -15,7 +15,7 @@ from jlade.decoding.stopping import Stopping
 from jlade.engine import pool, rows
 from jlade.engine.pool import Pool
 from jlade.generation.prompts import HostArray
-from jlade.generation.stopping import EOS_SLOTS
+from jlade.generation.request import EOS_SLOTS
 from jlade.inspection import targets
 from jlade.inspection.programs import ModelPrograms
 from jlade.mesh import DATA

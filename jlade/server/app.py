@@ -30,7 +30,7 @@ from jlade.server.fields import Body, RequestError
 from jlade.server.guard import Guard, JsonResponse
 from jlade.server.item_events import ItemsWriter
 from jlade.server.metrics import Metrics
-from jlade.server.protocol import AskedT, Reader
+from jlade.server.protocol import BodyReader, CompletionT
 from jlade.server.responses import Writer
 from jlade.server.tokens import TokensWriter
 
@@ -59,7 +59,7 @@ class Service:
     """
 
     def __init__(
-        self, engine: Engine, reader: Reader, *, model: str, keys: Sequence[str] = (), seconds: float = SECONDS
+        self, engine: Engine, reader: BodyReader, *, model: str, keys: Sequence[str] = (), seconds: float = SECONDS
     ):
         self.engine, self.reader, self._model, self._seconds = engine, reader, model, seconds
         self._metrics = Metrics(engine, model)
@@ -115,21 +115,24 @@ class Service:
                 choices.cancel()
 
     async def _complete(
-        self, read: Callable[[Body], AskedT], writing: Callable[[AskedT, str, Tokenizer, str], Writer], request: Request
+        self,
+        read: Callable[[Body], CompletionT],
+        writing: Callable[[CompletionT, str, Tokenizer, str], Writer],
+        request: Request,
     ) -> Response:
-        asked = await self._read(request, read)
-        if asked.grammar is not None:
-            work = asyncio.get_running_loop().run_in_executor(self._threads[2], self.reader.with_grammar, asked)
-            asked = await _unless_gone(request.receive, work)
+        completion = await self._read(request, read)
+        if completion.grammar is not None:
+            work = asyncio.get_running_loop().run_in_executor(self._threads[2], self.reader.with_grammar, completion)
+            completion = await _unless_gone(request.receive, work)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
-        options = {"prefix_key": ""} | asked.options
+        options = {"prefix_key": ""} | completion.options
         own = {name: guard.compartment(request.scope, options[name]) for name in KEYS & options.keys()}
-        asked = dataclasses.replace(asked, options=options | own)
-        writer = writing(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
-        choices = Choices(self.engine, asked, self._metrics, self._seconds)
+        completion = dataclasses.replace(completion, options=options | own)
+        writer = writing(completion, self._model, self.reader.tokenizer, guard.request_id(request.scope))
+        choices = Choices(self.engine, completion, self._metrics, self._seconds)
         self._active.add(choices)
-        if asked.stream:
+        if completion.stream:
             return _Events(self._events(choices, writer), functools.partial(self._end, choices))
         try:
             generations = await _unless_gone(request.receive, choices.results())

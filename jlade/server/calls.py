@@ -13,7 +13,7 @@ from jlade.constraints.special import MARK
 from jlade.constraints.tags import Field
 from jlade.server.fields import Body
 from jlade.server.forms import Form
-from jlade.server.protocol import Asked
+from jlade.server.protocol import Completion
 from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools, fields_of
 
@@ -41,7 +41,7 @@ class Arguments(NamedTuple):
 Part = Content | Called | Arguments
 
 
-class Reader(Protocol):
+class PartReader(Protocol):
     """Reads an answer in pieces."""
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
@@ -265,11 +265,11 @@ def _begun(text: str, begins: Iterable[str]) -> int:
     return next((n for n in range(longest, 0, -1) if any(each.startswith(text[-n:]) for each in begins)), 0)
 
 
-def reader(asked: Asked) -> Reader | None:
+def reader(completion: Completion) -> PartReader | None:
     """Returns the reader of an answer; None for one whose text is its content."""
-    if asked.tools is not None:
-        return CallReader(*asked.tools, asked.thoughts)
-    return None if asked.after is None else AnswerReader(asked.after)
+    if completion.tools is not None:
+        return CallReader(*completion.tools, completion.thoughts)
+    return None if completion.after is None else AnswerReader(completion.after)
 
 
 def gather(parts: Iterable[Part]) -> tuple[str, list[Body]]:

@@ -11,11 +11,12 @@ import jax
 from jlade.engine.engine import Engine
 from jlade.engine.request import Request
 from jlade.engine.scoring import PromptLogProbs
+from jlade.errors import ArgumentError
 from jlade.generation import prompts
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.server.fields import RequestError
 from jlade.server.metrics import Metrics
-from jlade.server.protocol import Asked
+from jlade.server.protocol import Completion
 
 log = logging.getLogger(__name__)
 Arrived = asyncio.Queue[tuple[int, Piece] | Exception | None]
@@ -32,7 +33,7 @@ class Choices:
 
     Args:
       engine: decodes them.
-      asked: what the body asks for.
+      completion: what the body asks for.
       metrics: count their tokens.
       seconds: most time for them.
 
@@ -40,19 +41,19 @@ class Choices:
       RequestError: the engine refuses one, or too many requests wait.
     """
 
-    def __init__(self, engine: Engine, asked: Asked, metrics: Metrics, seconds: float):
-        self._asked, self._metrics, self._seconds = asked, metrics, seconds
+    def __init__(self, engine: Engine, completion: Completion, metrics: Metrics, seconds: float):
+        self._completion, self._metrics, self._seconds = completion, metrics, seconds
         self._requests: list[Request] = []
         try:
-            limits = [asked.max_new_tokens(prompt, engine.capacity) for prompt in asked.prompts]
-            for prompt, limit in zip(asked.prompts, limits, strict=True):
-                seed = secrets.randbits(32) if asked.seed is None else asked.seed
-                for number in range(asked.n):
-                    options = asked.options | {"max_new_tokens": limit, "key": key(seed, number)}
+            limits = [completion.max_new_tokens(prompt, engine.capacity) for prompt in completion.prompts]
+            for prompt, limit in zip(completion.prompts, limits, strict=True):
+                seed = secrets.randbits(32) if completion.seed is None else completion.seed
+                for number in range(completion.n):
+                    options = completion.options | {"max_new_tokens": limit, "key": key(seed, number)}
                     self._requests.append(engine.submit(prompts.whole([prompt]), **options))
         except Exception as error:
             self.cancel()
-            raise _refusal(error, asked) from error
+            raise _refusal(error, completion) from error
 
     @property
     def is_waiting(self) -> bool:
@@ -67,7 +68,7 @@ class Choices:
     @property
     def num_cached(self) -> int:
         """Tokens of the prompts that the first choice of each did not read; see `Request`."""
-        return sum(request.num_cached for request in self._requests[:: self._asked.n])
+        return sum(request.num_cached for request in self._requests[:: self._completion.n])
 
     @property
     def prompt_logprobs(self) -> list[PromptLogProbs | None]:
@@ -116,9 +117,9 @@ class Choices:
 
     async def _follow(self, index: int, arrived: Arrived) -> None:
         """Hands on the pieces of a choice, and then None or its error."""
-        request, prompt = self._requests[index], self._asked.prompts[index // self._asked.n]
+        request, prompt = self._requests[index], self._completion.prompts[index // self._completion.n]
         try:
-            with self._metrics.watch(self._asked, prompt, request) as watch:
+            with self._metrics.watch(self._completion, prompt, request) as watch:
                 async for piece in request:
                     watch.add(piece)
                     reason = None if piece.generation is None else piece.generation.finish_reason[0]
@@ -141,15 +142,15 @@ def failed(reason: str) -> RequestError:
     return RequestError(FAILURES[reason], status=500)
 
 
-def _refusal(error: Exception, asked: Asked) -> Exception:
+def _refusal(error: Exception, completion: Completion) -> Exception:
     """Returns the error of `Engine.submit` in OpenAI's form."""
     match error:
-        case RequestError():
-            return error.renamed(asked.names)
         case queue.Full():
             return RequestError(f"the server is busy: {error}", status=429)
+        case ArgumentError():
+            return completion.refusal(error)
         case TypeError() | ValueError():
-            return asked.refusal(str(error))
+            return RequestError(str(error))
         case RuntimeError():
             return RequestError("the server is shutting down", status=503)
     return error

@@ -5,7 +5,7 @@ import gc
 import json
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 Body = dict[str, Any]
@@ -26,13 +26,6 @@ class RequestError(Exception):
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         self.status = status
         self.body: Body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-    def renamed(self, names: Mapping[str, str]) -> "RequestError":
-        """Returns the error of a body that has these fields under other names."""
-        message, _, param, code = self.body["error"].values()
-        given = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
-        message, param = (text and given.sub(lambda found: names[found[0]], text) for text in (message, param))
-        return RequestError(message, param, code, self.status)
 
 
 def to_json(body: Body) -> str:
@@ -88,19 +81,19 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_number(name: str, value: Any, least: float, most: float) -> None:
+def check_number(name: str, value: Any, min_value: float, max_value: float) -> None:
     """Raises a RequestError unless the value is a number of that range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise refused(name, value, f"a number from {least} to {most}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not min_value <= value <= max_value:
+        raise refused(name, value, f"a number from {min_value} to {max_value}")
 
 
-def integer(body: Body, name: str, default: int | None, least: int, most: int = 2**31 - 1) -> int | None:
+def integer(body: Body, name: str, default: int | None, min_value: int, max_value: int = 2**31 - 1) -> int | None:
     """Returns an integer field, the default for null or none."""
     value = body.get(name)
     if value is None:
         return default
-    if not is_integer(value) or not least <= value <= most:
-        raise refused(name, value, f"an integer from {least} to {most}")
+    if not is_integer(value) or not min_value <= value <= max_value:
+        raise refused(name, value, f"an integer from {min_value} to {max_value}")
     return int(value)
 
 
@@ -133,8 +126,8 @@ def text(name: str, value: Any) -> str:
 
 def content(name: str, content: Any) -> str:
     """Returns a text that is given whole or in parts."""
-    given = parts(name, content)
-    return given if isinstance(given, str) else "".join(part["text"] for part in given)
+    found = parts(name, content)
+    return found if isinstance(found, str) else "".join(part["text"] for part in found)
 
 
 def parts(name: str, content: Any) -> str | list[Body]:
@@ -147,7 +140,7 @@ def parts(name: str, content: Any) -> str | list[Body]:
     return [{"type": "text", "text": text(f"{name}[{i}].text", part.get("text"))} for i, part in enumerate(content)]
 
 
-def too_long(name: str, amount: str, capacity: int) -> RequestError:
+def too_long(name: str, amount: str, capacity: int, remedy: str = "shorten it") -> RequestError:
     """Returns the error for a prompt that does not fit with its new tokens; clients know it by OpenAI's words."""
     message = f"This model's maximum context length is {capacity} tokens. However, {name} of {amount} exceed it"
-    return RequestError(f"{message}; shorten the prompt or max_tokens", name, "context_length_exceeded")
+    return RequestError(f"{message}; {remedy}", name, "context_length_exceeded")

@@ -18,9 +18,9 @@ from jlade.server.fields import RequestError
 
 OPEN = ("/", "/health")  # paths that need no key: the page asks for it
 JSON = "application/json"
-MOST_BYTES = 4 * 2**20  # of a body
+MAX_BYTES = 4 * 2**20  # of a body
 BODY_SECONDS = 30  # to send a body
-ID, LONGEST_ID = "x-request-id", 128  # the header, and characters of an id
+ID, MAX_ID = "x-request-id", 128  # the header, and characters of an id
 RETRY_AFTER = "2"  # seconds, where the server is busy or ends
 
 
@@ -73,7 +73,7 @@ class Guard:
             # Another type comes from a form of a foreign page, without the browser asking this server.
             raise RequestError(f"the content type must be {JSON}", "Content-Type", status=415)
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > MOST_BYTES:
+        if length.isdecimal() and int(length) > MAX_BYTES:
             raise _too_large()
 
 
@@ -92,7 +92,7 @@ def keys(text: str, source: str) -> list[str]:
 def request_id(scope: Scope) -> str:
     """Returns the id of a request: the client's, if it is short and printable, else a new one."""
     given = Headers(scope=scope).get(ID, "")
-    is_usable = 0 < len(given) <= LONGEST_ID and given.isascii() and given.isprintable()
+    is_usable = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
     made: str = scope.setdefault("state", {}).setdefault("request_id", given if is_usable else uuid.uuid4().hex)
     return made
 
@@ -128,7 +128,7 @@ async def read(request: Request) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 data += chunk
-                if len(data) > MOST_BYTES:
+                if len(data) > MAX_BYTES:
                     raise _too_large()
     except TimeoutError as error:
         raise RequestError(f"the body did not come within {BODY_SECONDS} seconds", status=408) from error
@@ -144,7 +144,7 @@ def refuse(error: RequestError) -> JsonResponse:
 
 
 def _too_large() -> RequestError:
-    return RequestError(f"the body must be at most {MOST_BYTES} bytes", status=413)
+    return RequestError(f"the body must be at most {MAX_BYTES} bytes", status=413)
 
 
 def _is_this_machine(host: str) -> bool:

@@ -11,7 +11,7 @@ from jlade.generation.text import Tokenizer
 from jlade.server import responses
 from jlade.server.calls import Arguments, Called, Content, Part
 from jlade.server.fields import Body, RequestError
-from jlade.server.items import AskedItems, new_id
+from jlade.server.items import ItemsCompletion, new_id
 from jlade.server.responses import Writer, one_piece
 
 
@@ -19,13 +19,13 @@ class ItemsWriter(Writer):
     """Writes the response to a body of `/v1/responses`, whole or in events.
 
     Args:
-      asked: what the body asks for.
+      completion: what the body asks for.
       model, tokenizer, request_id: see `Writer`; the response has an id of its own.
     """
 
-    def __init__(self, asked: AskedItems, model: str, tokenizer: Tokenizer, request_id: str):
-        super().__init__(asked, model, tokenizer, request_id)
-        self._asked_items, self._num_events = asked, 0
+    def __init__(self, completion: ItemsCompletion, model: str, tokenizer: Tokenizer, request_id: str):
+        super().__init__(completion, model, tokenizer, request_id)
+        self._asked_items, self._num_events = completion, 0
         self._output: list[Body] = []
         self._is_open = False  # whether the last item is
         self._entries: list[Body] = []  # of log-probabilities, whose text has not come
@@ -39,7 +39,7 @@ class ItemsWriter(Writer):
             "incomplete_details": None,
             "model": model,
             "usage": None,
-        } | asked.repeated
+        } | completion.repeated
 
     def whole(
         self,
@@ -63,7 +63,7 @@ class ItemsWriter(Writer):
     def chunks(self, index: int, piece: Piece) -> list[Body]:
         """Returns the events of a piece; after the last one no item is open, unless the text ended with an error."""
         choice, generation = self._choices[index], piece.generation
-        if self._asked.shown.top is not None:
+        if self._completion.shown.top is not None:
             self._entries += choice.entries(piece)
         events = [
             event

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jlade.config import CONTROLS
-from jlade.server import fields, known, structured, unsupported
+from jlade.server import fields, known, protocol, structured, unsupported
 from jlade.server import shown as shown_lib
 from jlade.server import tools as tools_lib
 from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import OF_ENGINE, Asked, Reader
+from jlade.server.protocol import OF_ENGINE, BodyReader, Completion
+from jlade.server.shown import ResponseFields
 
-MOST_BYTES = 64 * 2**20  # of stored responses, in JSON
+MAX_BYTES = 64 * 2**20  # of stored responses, in JSON
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = {LOGPROBS, "reasoning.encrypted_content"}  # there is no reasoning apart from the text
 TRUNCATION = ("auto", "disabled")  # the first allows what the second forbids, and is not done
@@ -52,19 +53,10 @@ UNSUPPORTED = unsupported.UNSUPPORTED | {
     **dict.fromkeys(shown_lib.FIELDS, (False,)),
 }
 OF_REASONING: dict[str, tuple[Any, ...]] = {"context": ("auto",), "effort": (), "mode": ("standard",)}
+WITHIN: known.Known = {**known.OF_RESPONSE, "prediction": known.OF_BOTH["prediction"]}
 # Of items of calls and their outputs, and of functions.
 OF_CALLS: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
 OF_TOOLS: dict[str, tuple[Any, ...]] = {"allowed_callers": (["direct"],), "async": (False,), "defer_loading": (False,)}
-# The names in a chat of fields that errors may name, and those here.
-NAMES = {
-    "response_format.json_schema.schema": "text.format.schema",
-    "response_format": "text.format",
-    "function.parameters": "parameters",
-    "function.strict": "strict",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "messages": "input",
-}
 
 
 class Turn(NamedTuple):
@@ -84,8 +76,8 @@ class Turn(NamedTuple):
 class Store:
     """The latest responses, in memory."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES):
-        self._most_bytes, self._size = most_bytes, 0
+    def __init__(self, max_bytes: int = MAX_BYTES):
+        self._max_bytes, self._size = max_bytes, 0
         self._turns: OrderedDict[str, Turn] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -95,7 +87,7 @@ class Store:
         with self._lock:
             self._turns[response["id"]] = turn
             self._size += turn.size
-            while self._size > self._most_bytes:
+            while self._size > self._max_bytes:
                 self._size -= self._turns.popitem(last=False)[1].size
 
     def find(self, name: str) -> Turn | None:
@@ -112,7 +104,7 @@ class Store:
 
 
 @dataclasses.dataclass(frozen=True)
-class AskedItems(Asked):
+class ItemsCompletion(Completion):
     """The items that a body asks for.
 
     Attributes:
@@ -124,10 +116,10 @@ class AskedItems(Asked):
     items: list[Body]
     repeated: Body
     store: Store | None
-    names = {argument: NAMES.get(name, name) for argument, name in OF_ENGINE.items()} | NAMES
+    names = OF_ENGINE | {"max_new_tokens": "max_output_tokens"}
 
 
-def read(reader: Reader, store: Store, body: Body) -> AskedItems:
+def read(reader: BodyReader, store: Store, body: Body) -> ItemsCompletion:
     """Reads a body of `/v1/responses`.
 
     Args:
@@ -139,7 +131,7 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
       RequestError: names the field, its value and what is accepted.
     """
     unsupported.refuse(body, UNSUPPORTED)
-    known.say_others(body, PASSED | READ | UNSUPPORTED.keys(), known.OF_RESPONSE)
+    known.say_others(body, PASSED | READ | UNSUPPORTED.keys(), WITHIN)
     earlier = _earlier(body, store)
     items = earlier + _input(body.get("input"))
     instructions = body.get("instructions")
@@ -153,27 +145,26 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
         raise fields.refused("truncation", truncation, f"one of {', '.join(TRUNCATION)}")
     fields.nested(body, "stream_options")
     tools, choice = _tools(body.get("tools")), body.get("tool_choice")
-    format_ = fields.nested(text, "format")
-    chat: Body = {name: body[name] for name in PASSED & body.keys()} | {
-        "messages": messages,
-        "max_completion_tokens": body.get("max_output_tokens"),
-        "response_format": _response_format(format_),
-        "tools": tools,
-        "tool_choice": _tool_choice(choice),
-        **_logprobs(body),
-    }
-    try:
-        asked = reader.chat(chat)
-    except RequestError as error:
-        raise error.renamed(NAMES) from error
-    if tools and asked.shown.top is not None:
+    text_format = fields.nested(text, "format")
+    chat: Body = {name: body[name] for name in PASSED & body.keys()}
+    chosen = tools_lib.read(chat | {"tools": tools, "tool_choice": _tool_choice(choice)}, within="")
+    completion = reader.of_chat(
+        chat,
+        reader.conversation("input", messages, chosen),
+        chosen,
+        structured.read(chat, structured.of_text_format("text.format", text_format)),
+        limit=fields.integer(body, "max_output_tokens", None, 1),
+        shown=_shown(body, reader.max_top_logprobs),
+        field="input",
+    )
+    if tools and completion.shown.top is not None:
         raise fields.refused("include", body.get("include"), f"without {LOGPROBS}, and top_logprobs 0, beside tools")
-    keeps, sampling = fields.boolean(body, "store", default=True), asked.options["sampling"]
+    keeps, sampling = fields.boolean(body, "store", default=True), completion.options["sampling"]
     repeated = {
         "background": False,
         "frequency_penalty": sampling.frequency_penalty or 0,
         "instructions": instructions,
-        "max_output_tokens": asked.limit,
+        "max_output_tokens": completion.limit,
         "max_tool_calls": None,
         "metadata": fields.nested(body, "metadata"),
         "parallel_tool_calls": fields.boolean(body, "parallel_tool_calls", default=True),
@@ -184,17 +175,14 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
         "service_tier": "default",
         "store": keeps,
         "temperature": sampling.temperature,
-        "text": {"format": format_ or {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": text_format or {"type": "text"}, "verbosity": "medium"},
         "tool_choice": _shown_choice(choice),
         "tools": [{"description": None, "parameters": None, "strict": None} | tool for tool in body.get("tools") or []],
-        "top_logprobs": asked.shown.top or 0,
+        "top_logprobs": completion.shown.top or 0,
         "top_p": 1 if sampling.top_p is None else sampling.top_p,
         "truncation": "disabled",
     }
-    of_chat = {field.name: getattr(asked, field.name) for field in dataclasses.fields(asked)} | {"field": "input"}
-    if asked.grammar is not None:
-        of_chat["grammar"] = asked.grammar._replace(field=NAMES.get(asked.grammar.field, asked.grammar.field))
-    return AskedItems(**of_chat, items=items, repeated=repeated, store=store if keeps else None)
+    return ItemsCompletion(**vars(completion), items=items, repeated=repeated, store=store if keeps else None)
 
 
 def _earlier(body: Body, store: Store) -> list[Body]:
@@ -209,20 +197,20 @@ def _earlier(body: Body, store: Store) -> list[Body]:
     return turn.items
 
 
-def _input(given: Any) -> list[Body]:
+def _input(items: Any) -> list[Body]:
     """Returns the items of `input`, each an object with its type."""
-    if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": fields.text("input", given)}]
-    if not isinstance(given, list) or not given:
-        raise fields.refused("input", given, "a string, or a list of at least one item")
-    for i, item in enumerate(given):
+    if isinstance(items, str):
+        return [{"type": "message", "role": "user", "content": fields.text("input", items)}]
+    if not isinstance(items, list) or not items:
+        raise fields.refused("input", items, "a string, or a list of at least one item")
+    for i, item in enumerate(items):
         if not isinstance(item, dict):
             raise fields.refused(f"input[{i}]", item, "an item: an object with its type")
-    return [{"type": "message"} | item for item in given]
+    return [{"type": "message"} | item for item in items]
 
 
 def _messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
-    """Returns the messages of a chat for items; errors count them from those after the first `num_earlier`."""
+    """Returns the messages of items for a template; errors count them from those after the first `num_earlier`."""
     messages: list[Body] = []
     calls: set[str] = set()
     for i, item in enumerate(items, start=-num_earlier):
@@ -258,7 +246,7 @@ def _message(name: str, item: Body) -> Body:
     role = item.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise fields.refused(f"{name}.role", role, f"one of {', '.join(ROLES)}")
-    return {"role": role, "content": _content(f"{name}.content", item.get("content"), ROLES[role])}
+    return {"role": protocol.ROLES[role], "content": _content(f"{name}.content", item.get("content"), ROLES[role])}
 
 
 def _content(name: str, content: Any, kind: str) -> str | list[Body]:
@@ -267,10 +255,10 @@ def _content(name: str, content: Any, kind: str) -> str | list[Body]:
         return fields.text(name, content)
     parts = []
     for i, part in enumerate(content):
-        given = part.get("type") if isinstance(part, dict) else part
-        if given != kind:
+        part_kind = part.get("type") if isinstance(part, dict) else part
+        if part_kind != kind:
             accepted = f"{kind}, as the model reads text alone"
-            raise fields.refused(f"{name}[{i}].type", given, accepted)
+            raise fields.refused(f"{name}[{i}].type", part_kind, accepted)
         parts.append({"type": "text", "text": fields.text(f"{name}[{i}].text", part.get("text"))})
     return parts
 
@@ -282,23 +270,23 @@ def _call(name: str, item: Body) -> Body:
     return {"id": fields.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}
 
 
-def _tools(given: Any) -> list[Body] | None:
+def _tools(tools: Any) -> list[Body] | None:
     """Returns tools in the form of a chat."""
-    if given is None:
+    if tools is None:
         return None
-    if not isinstance(given, list):
-        raise fields.refused("tools", given, "a list of functions")
-    tools = []
-    for i, tool in enumerate(given):
+    if not isinstance(tools, list):
+        raise fields.refused("tools", tools, "a list of functions")
+    of_chat = []
+    for i, tool in enumerate(tools):
         match tool:
-            case {"type": "function", "name": str()}:
+            case {"type": "function", "name": str(name)} if tools_lib.NAME.fullmatch(name):
                 unsupported.refuse(tool, OF_TOOLS, f"tools[{i}].")
-                function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-                tools.append({"type": "function", "function": function})
+                function = {key: value for key, value in tool.items() if key != "type" and value is not None}
+                of_chat.append({"type": "function", "function": function})
             case _:
                 accepted = 'a function {"type": "function", "name": ..., "parameters": ...}; the server runs no tools'
                 raise fields.refused(f"tools[{i}]", tool, accepted)
-    return tools
+    return of_chat
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -330,19 +318,12 @@ def _shown_choice(choice: Any) -> Any:
     return choice
 
 
-def _response_format(given: Body) -> Body | None:
-    """Returns a format of text in the form of a chat, which refuses others."""
-    if given.get("type") != "json_schema":
-        return given or None
-    return {"type": "json_schema", "json_schema": {name: given[name] for name in given.keys() - {"type"}}}
-
-
-def _logprobs(body: Body) -> Body:
-    """Returns the fields of a chat that ask for log-probabilities."""
-    include, top = body.get("include") or [], body.get("top_logprobs")
+def _shown(body: Body, max_top: int) -> ResponseFields:
+    """Returns the facts that a body asks for: log-probabilities, with at most so many alternatives."""
+    include, top = body.get("include") or [], shown_lib.alternatives(body, "top_logprobs", max_top)
     if not isinstance(include, list) or not all(isinstance(each, str) and each in INCLUDED for each in include):
         raise fields.refused("include", include, f"a list of {' and '.join(sorted(INCLUDED))}")
-    return {"logprobs": True, "top_logprobs": top} if LOGPROBS in include or top else {}
+    return ResponseFields(top=top or 0) if LOGPROBS in include or top else ResponseFields()
 
 
 def new_id(kind: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from jlade.server import unsupported
 from jlade.server.fields import Body
 
-MOST_SAID = 1000  # names of unknown fields; anyone may make up more
+MAX_SAID = 1000  # names of unknown fields; anyone may make up more
 log = logging.getLogger(__name__)
 
 # The names of an object's fields. Those of an object, or of each object of a list, have fields of their own; the values
@@ -106,6 +106,6 @@ def say_unknown(value: Any, known: Known, path: str = "", place: str = "") -> No
 
 def _say(path: str, place: str) -> None:
     place = place if len(place) <= _cut.maxstring else _cut.repr(place)  # which takes longer
-    if place not in _said and len(_said) < MOST_SAID:
+    if place not in _said and len(_said) < MAX_SAID:
         _said.add(place)
         log.warning("the field %s of a request is not known and not read", _cut.repr(path))

@@ -23,7 +23,7 @@ from jlade.server.app import Service
 from jlade.server.fields import RequestError
 
 IDLE_SECONDS = 30  # that a connection waits for its client
-MOST_IDLE = 256  # connections that wait for their clients; the oldest ones beyond wait no longer than
+MAX_IDLE = 256  # connections that wait for their clients; the oldest ones beyond wait no longer than
 RUSH_SECONDS = 1
 TRIMMED_TICKS = 100  # tenths of a second
 LAST_SECONDS = 10  # for clients to take the texts that have ended, when the server ends
@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
     While the model loads, the first one ends the process.
 
     A connection is closed if its client neither completes the headers of a request nor takes more of a response within
-    `IDLE_SECONDS`. If more than `MOST_IDLE` connections wait for their clients, the oldest ones are closed earlier.
+    `IDLE_SECONDS`. If more than `MAX_IDLE` connections wait for their clients, the oldest ones are closed earlier.
 
     Attributes:
       signals: those that have come.
@@ -161,7 +161,7 @@ class Server(uvicorn.Server):
                 key = connection, cycle, unsent  # another one as soon as the client makes progress
                 waiting[key] = self._waiting.get(key, now)
         self._waiting = waiting
-        surplus = len(waiting) - MOST_IDLE
+        surplus = len(waiting) - MAX_IDLE
         for number, (key, since) in enumerate(sorted(waiting.items(), key=lambda item: item[1])):
             if now - since > (RUSH_SECONDS if number < surplus else IDLE_SECONDS):
                 key[0].transport.abort()

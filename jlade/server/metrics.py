@@ -10,7 +10,7 @@ from jlade.engine.engine import Engine
 from jlade.engine.request import Request
 from jlade.generation.results import FAILURES, Piece
 from jlade.server.fields import RequestError
-from jlade.server.protocol import Asked
+from jlade.server.protocol import Completion
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -95,9 +95,9 @@ class Metrics:
         """Returns all values in the text format."""
         return generate_latest(self._registry)
 
-    def watch(self, asked: Asked, prompt: Sequence[int], request: Request) -> "Watch":
+    def watch(self, completion: Completion, prompt: Sequence[int], request: Request) -> "Watch":
         """Returns the context in which the pieces of a request arrive."""
-        return Watch(self, asked, prompt, request)
+        return Watch(self, completion, prompt, request)
 
     def count(self, name: str, number: float = 1) -> None:
         """Adds to a counter."""
@@ -127,9 +127,9 @@ class Watch:
       ended: whether the last piece has arrived.
     """
 
-    def __init__(self, metrics: Metrics, asked: Asked, prompt: Sequence[int], request: Request):
+    def __init__(self, metrics: Metrics, completion: Completion, prompt: Sequence[int], request: Request):
         self.ended = False
-        self._metrics, self._asked, self._prompt, self._request = metrics, asked, prompt, request
+        self._metrics, self._completion, self._prompt, self._request = metrics, completion, prompt, request
         self._arrival = time.monotonic()
         self._first: float | None = None
         self._last = self._arrival
@@ -181,10 +181,10 @@ class Watch:
             "vllm:request_inference_time_seconds": last - started,
             "vllm:request_prompt_tokens": len(self._prompt),
             "vllm:request_generation_tokens": self._num_tokens,
-            "vllm:request_params_n": self._asked.n,
+            "vllm:request_params_n": self._completion.n,
         }
-        if self._asked.limit is not None:
-            values["vllm:request_params_max_tokens"] = self._asked.limit
+        if self._completion.limit is not None:
+            values["vllm:request_params_max_tokens"] = self._completion.limit
         if self._num_tokens > self._num_first:
             later = self._num_tokens - self._num_first
             values["vllm:request_time_per_output_token_seconds"] = (last - first) / later

@@ -17,11 +17,11 @@ from jlade.generation.options import Keywords
 from jlade.generation.prior import Prior
 from jlade.generation.text import Tokenizer
 from jlade.models.llama import LlamaParams
-from jlade.server.protocol import MOST_CHOICES, Reader
+from jlade.server.protocol import MAX_CHOICES, BodyReader
 
 MAX_PREDICTION = 1024
 REMEMBER = 2**24
-MOST_OF_CHAT, MOST_OF_COMPLETION = 20, 5  # alternatives of a token, as OpenAI's
+MAX_TOP_OF_CHAT, MAX_TOP_OF_COMPLETION = 20, 5  # alternatives of a token, as OpenAI's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Limits:
     def of_engine(self, lookahead: LookaheadConfig | Literal["auto"] | None) -> Keywords:
         """Returns the arguments of `jlade.Engine` that they are."""
         given = vars(self.given(lookahead))
-        return given if self.max_top_logprobs is not None else given | {"max_top_logprobs": MOST_OF_CHAT}
+        return given if self.max_top_logprobs is not None else given | {"max_top_logprobs": MAX_TOP_OF_CHAT}
 
 
 def ignored(model: str | pathlib.Path, revision: str | None) -> str | None:
@@ -76,7 +76,7 @@ def make(
     prior: Prior | None = None,
     template: str | None = None,
     programs: str | os.PathLike[str] | None = None,
-) -> tuple[Engine, Reader]:
+) -> tuple[Engine, BodyReader]:
     """Returns an engine for a model, and a reader of the bodies that it can complete.
 
     Args:
@@ -92,7 +92,7 @@ def make(
     """
     limits = limits.given(lookahead)
     assert limits.max_prediction is not None
-    of_chat, of_completion = MOST_OF_CHAT, MOST_OF_COMPLETION
+    of_chat, of_completion = MAX_TOP_OF_CHAT, MAX_TOP_OF_COMPLETION
     if limits.max_top_logprobs is not None:
         of_chat = of_completion = limits.max_top_logprobs
     engine = Engine(
@@ -107,7 +107,7 @@ def make(
     )
     of_model = chat_template.load_tokenizer(directory)
     has_template = template is not None or of_model.chat_template is not None
-    reader = Reader(
+    reader = BodyReader(
         tokenizer=tokenizer,
         chat_template=ChatTemplate(of_model, template) if has_template else None,
         vocab_size=params.decoder.vocab_size,
@@ -119,6 +119,6 @@ def make(
         max_grammar=limits.max_grammar,
         max_top_logprobs=of_chat,
         max_logprobs=of_completion,
-        max_choices=min(MOST_CHOICES, limits.max_waiting),
+        max_choices=min(MAX_CHOICES, limits.max_waiting),
     )
     return engine, reader

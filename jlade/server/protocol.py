@@ -7,25 +7,26 @@ from typing import Any, ClassVar, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.constraints.grammar import check_size
+from jlade.errors import ArgumentError
 from jlade.generation import constraining
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
-from jlade.generation.stopping import EOS_SLOTS
+from jlade.generation.request import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import fields, known, structured, tools, unsupported
 from jlade.server import shown as shown_lib
 from jlade.server import thoughts as thoughts_lib
 from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Form
-from jlade.server.shown import Shown
+from jlade.server.shown import ResponseFields
 from jlade.server.thoughts import Thoughts, end_of_begun
 from jlade.server.tools import Tools
 
-MOST_CHOICES = 128  # of a body, by default
-MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
-LONGEST_KEY = 1024  # characters of a prompt_cache_key
-MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
+MAX_CHOICES = 128  # of a body, by default
+MAX_STOP_STRINGS, MAX_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
+MAX_KEY = 1024  # characters of a prompt_cache_key
+DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
@@ -50,7 +51,7 @@ OF_ENGINE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eo
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Completion:
     """The completions that a body asks for: n choices for each prompt.
 
     Attributes:
@@ -74,7 +75,7 @@ class Asked:
     is_chat: bool
     prompts: list[list[int]]
     options: dict[str, Any]
-    grammar: structured.Asked | None
+    grammar: structured.GrammarField | None
     tools: tuple[Form, Tools] | None
     thoughts: Thoughts
     after: str | None
@@ -87,9 +88,9 @@ class Asked:
     echo: list[str]
     num_predicted: int
     steps: bool
-    shown: Shown
+    shown: ResponseFields
     field: str
-    names: ClassVar[dict[str, str]] = OF_ENGINE  # of the arguments of an engine in the body
+    names: ClassVar[dict[str, str]] = OF_ENGINE  # of arguments of the engine, in bodies
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
         """Returns the most new tokens after a prompt; without a limit as many as fit.
@@ -99,23 +100,24 @@ class Asked:
         """
         limit = max(1, capacity - len(prompt)) if self.limit is None else self.limit
         if len(prompt) + limit > capacity:
-            raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity)
+            remedy = f"shorten it or lower {self.names['max_new_tokens']}"
+            raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity, remedy)
         return limit
 
-    def refusal(self, message: str) -> RequestError:
-        """Returns the error of an engine, which begins with the name of an argument, with the names of fields."""
-        of_grammar = {} if self.grammar is None else {"grammar": self.grammar.field}
-        name = message.split(maxsplit=1)[0].partition("=")[0]
-        field = (self.names | of_grammar).get(name)
-        message = message if field is None else field + message.removeprefix(name)
-        return RequestError(message, field).renamed(self.names)
+    def refusal(self, error: ArgumentError) -> RequestError:
+        """Returns the error of an argument of the engine as that of the field that the argument is made from."""
+        names = self.names | {"prompt": self.field}
+        if self.grammar is not None:
+            names["grammar"] = self.grammar.field
+        field = names.get(error.argument, error.argument)
+        return RequestError(f"{field} {error.problem}", field)
 
 
-AskedT = TypeVar("AskedT", bound=Asked)
+CompletionT = TypeVar("CompletionT", bound=Completion)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
+class BodyReader:
     """Reads bodies for a model.
 
     Attributes:
@@ -144,9 +146,9 @@ class Reader:
     max_grammar: int | None = None
     max_top_logprobs: int = 0
     max_logprobs: int = 0
-    max_choices: int = MOST_CHOICES
+    max_choices: int = MAX_CHOICES
 
-    def chat(self, body: Body) -> Asked:
+    def chat(self, body: Body) -> Completion:
         """Reads a body of `/v1/chat/completions`.
 
         Raises:
@@ -159,21 +161,55 @@ class Reader:
         logprobs, top = fields.boolean(body, "logprobs"), shown_lib.alternatives(body, "top_logprobs", most)
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
-        asked = tools.read(body)
-        prompt = self._chat_prompt(body, None if asked is None else asked.given)
-        return self._asked(
+        chosen = tools.read(body)
+        return self.of_chat(
+            body,
+            self._chat_prompt(body, chosen),
+            chosen,
+            structured.read(body),
+            limit=fields.integer(body, limit, None, 1),
+            shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
+            field="messages",
+        )
+
+    def of_chat(
+        self,
+        body: Body,
+        prompt: list[int],
+        chosen: Tools | None,
+        grammar: structured.GrammarField | None,
+        *,
+        limit: int | None,
+        shown: ResponseFields,
+        field: str,
+    ) -> Completion:
+        """Reads the fields of a body that do not depend on how it gives a conversation.
+
+        Args:
+          body: of a chat, or one with some of its fields.
+          prompt: token ids of the conversation.
+          chosen: the tools that the answer may use.
+          grammar: of the answer.
+          limit, shown, field: see `Completion`.
+
+        Raises:
+          RequestError: as `chat` does.
+        """
+        return self._read(
             body,
             is_chat=True,
-            tools=None if asked is None else (self._form, asked),
+            tools=None if chosen is None else (self._form, chosen),
+            grammar=grammar,
             thoughts=thoughts_lib.of(self.tokenizer, prompt),
             prompts=[prompt],
             n=self._num_choices(body, 1),
-            limit=fields.integer(body, limit, None, 1),
-            shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
+            limit=limit,
+            shown=shown,
             echo=[],
+            field=field,
         )
 
-    def completion(self, body: Body) -> Asked:
+    def completion(self, body: Body) -> Completion:
         """Reads a body of `/v1/completions`.
 
         Raises:
@@ -181,45 +217,64 @@ class Reader:
         """
         unsupported.refuse(body, unsupported.OF_COMPLETIONS)
         known.say_others(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys(), known.OF_BOTH)
+        prompts, is_list = _prompts(body.get("prompt"))
+        return self.of_prompts(
+            body, {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}, field="prompt"
+        )
+
+    def of_prompts(
+        self, body: Body, prompts: dict[str, Any], *, field: str, default_limit: int | None = DEFAULT_MAX_TOKENS
+    ) -> Completion:
+        """Reads the fields of a completion but its prompts.
+
+        Args:
+          body: of a completion.
+          prompts: texts or token ids by their names in errors.
+          field: see `Completion`.
+          default_limit: most new tokens if the body states no limit.
+
+        Raises:
+          RequestError: as `chat` does.
+        """
         is_echoed = fields.boolean(body, "echo")
         if isinstance(logprobs := body.get("logprobs"), bool):  # as in a chat
             body = body | {"logprobs": 1 if logprobs else None}
         top = shown_lib.alternatives(body, "logprobs", self.max_logprobs)
         if is_echoed and top is not None and body.get("stream"):
             raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
-        prompts, is_list = _prompts(body.get("prompt"))
         n = self._num_choices(body, len(prompts))
-        given = {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}
-        for name, one in given.items():
-            self._check_length(name, one, self._least)
-        return self._asked(
+        for name, prompt in prompts.items():
+            self._check_length(name, prompt, self._least)
+        return self._read(
             body,
             is_chat=False,
             tools=None,
+            grammar=structured.read(body),
             thoughts=(),
-            prompts=[self._encode(name, one) for name, one in given.items()],
+            prompts=[self._encode(name, prompt) for name, prompt in prompts.items()],
             n=n,
-            limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
+            limit=fields.integer(body, "max_tokens", default_limit, 1),
             shown=shown_lib.read(body, top, self.max_logprobs),
-            echo=[self._text(one) for one in given.values()] if is_echoed else [],
+            echo=[self._text(prompt) for prompt in prompts.values()] if is_echoed else [],
+            field=field,
         )
 
-    def with_grammar(self, asked: AskedT) -> AskedT:
+    def with_grammar(self, completion: CompletionT) -> CompletionT:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept.
 
         Raises:
           RequestError: the grammar is wrong, not supported or too large.
         """
-        if asked.grammar is None:
-            return asked
-        grammar = asked.grammar.grammar()
-        with asked.grammar.errors():
+        if completion.grammar is None:
+            return completion
+        grammar = completion.grammar.grammar()
+        with completion.grammar.errors():
             table = constraining.table_of(
-                grammar, text_lib.token_bytes(self.tokenizer), asked.options["eos_ids"], self.vocab_size
+                grammar, text_lib.token_bytes(self.tokenizer), completion.options["eos_ids"], self.vocab_size
             )
             if self.max_grammar is not None:
                 check_size(table, self.max_grammar)
-        return dataclasses.replace(asked, options=asked.options | {"grammar": grammar})
+        return dataclasses.replace(completion, options=completion.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:
         """Reads a body of `/tokenize`, and returns the token ids.
@@ -230,8 +285,9 @@ class Reader:
         unsupported.refuse(body, unsupported.OF_TOKENIZE)
         known.say_others(body, OF_TOKENIZE | unsupported.OF_TOKENIZE.keys(), {"messages": known.MESSAGE})
         if "messages" in body:
-            return self._conversation(
-                body,
+            return self.conversation(
+                "messages",
+                _messages(body.get("messages")),
                 add_generation_prompt=fields.boolean(body, "add_generation_prompt", default=True),
                 add_special_tokens=fields.boolean(body, "add_special_tokens"),
             )
@@ -278,35 +334,40 @@ class Reader:
         except ValueError as error:
             raise RequestError(str(error), "tools") from error
 
-    def _chat_prompt(self, body: Body, given_tools: list[Body] | None) -> list[int]:
+    def _chat_prompt(self, body: Body, chosen: Tools | None) -> list[int]:
         """Returns the token ids of `messages`, or `input_ids`, with which a client has rendered them, as in SGLang."""
         ids = body.get("input_ids")
         if ids is None:
-            return self._conversation(body, given_tools)
+            return self.conversation("messages", _messages(body.get("messages")), chosen)
         if ids == []:
             raise fields.refused("input_ids", ids, "at least one token")
         self._check_length("input_ids", ids, self._least)
         return self.token_ids("input_ids", ids)
 
-    def _conversation(
+    def conversation(
         self,
-        body: Body,
-        given_tools: list[Body] | None = None,
+        field: str,
+        messages: Sequence[Message],
+        chosen: Tools | None = None,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """Returns the token ids of `messages`."""
-        messages = _messages(body.get("messages"))
+        """Returns the token ids of messages, which errors call `field`.
+
+        Raises:
+          RequestError: they are too long, or the model has no template for them.
+        """
         if self.chat_template is None:
-            raise RequestError("the model has no chat template; use `/v1/completions`", "messages")
+            raise RequestError("the model has no chat template; use `/v1/completions`", field)
+        given_tools = None if chosen is None else chosen.given
         try:
             rendered = self.chat_template.render(messages, add_generation_prompt, tools=given_tools)
-            self._check_length("messages", rendered, self._least_of_chats)
+            self._check_length(field, rendered, self._least_of_chats)
             ids = self.chat_template.encode(rendered, add_special_tokens)
         except ValueError as error:
-            raise RequestError(str(error), "messages") from error
+            raise RequestError(str(error), field) from error
         if not ids:
-            raise fields.refused("messages", messages, "a conversation of at least one token")
+            raise fields.refused(field, messages, "a conversation of at least one token")
         return ids
 
     def _encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> list[int]:
@@ -323,19 +384,21 @@ class Reader:
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
 
-    def _asked(
+    def _read(
         self,
         body: Body,
         *,
         is_chat: bool,
         tools: tuple[Form, Tools] | None,
+        grammar: structured.GrammarField | None,
         thoughts: Thoughts,
         prompts: list[list[int]],
         n: int,
         limit: int | None,
-        shown: Shown,
+        shown: ResponseFields,
         echo: list[str],
-    ) -> Asked:
+        field: str,
+    ) -> Completion:
         options: dict[str, Any] = {
             "sampling": _sampling(body, self.sampling, self.vocab_size),
             "eos_ids": self._eos_ids(body),
@@ -350,20 +413,20 @@ class Reader:
         stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
-        grammar, after = structured.read(body), None
+        after = None
         if (grammar is not None or tools is not None) and not options["eos_ids"]:
-            field = "tools" if grammar is None else grammar.field
+            asking = "tools" if grammar is None else grammar.field
             name = "ignore_eos" if fields.boolean(body, "ignore_eos") else "stop_token_ids"
-            accepted = f"left out beside {field}" if name == "ignore_eos" else f"given beside {field}"
+            accepted = f"left out beside {asking}" if name == "ignore_eos" else f"given beside {asking}"
             raise fields.refused(name, body.get(name), f"{accepted}, whose texts need a token that ends them")
         if tools is not None:
-            form, asked = tools
+            form, chosen = tools
             if grammar is not None:
                 raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-            grammar = structured.Asked("tools", functools.partial(asked.grammar, form, thoughts))
+            grammar = structured.GrammarField("tools", functools.partial(chosen.grammar, form, thoughts))
         elif grammar is not None and (after := end_of_begun(thoughts)) is not None:
             grammar = grammar.after(after)
-        return Asked(
+        return Completion(
             is_chat=is_chat,
             prompts=prompts,
             options=options,
@@ -381,7 +444,7 @@ class Reader:
             num_predicted=len(prediction),
             steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),
             shown=shown,
-            field="messages" if is_chat else "prompt",
+            field=field,
         )
 
     def _num_choices(self, body: Body, num_prompts: int) -> int:
@@ -472,22 +535,22 @@ def _sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingC
     Raises:
       RequestError: names the field, its value and what is accepted.
     """
-    given: dict[str, Any] = {}
+    controls: dict[str, Any] = {}
     for name, control in CONTROLS.items():
         value = body.get(name)
         if value is not None:
             fields.check_number(name, value, *control.served)
-            given[name] = None if value == control.neutral else value
+            controls[name] = None if value == control.neutral else value
     if body.get("logit_bias"):
-        given["logit_bias"] = _bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())
-    if given.get("top_k") == -1:  # as in vLLM's interface
-        given["top_k"] = None
-    if given.get("top_p") == 0:  # which leaves the best token alone
-        given |= {"temperature": 0, "top_p": None}
+        controls["logit_bias"] = _bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())
+    if controls.get("top_k") == -1:  # as in vLLM's interface
+        controls["top_k"] = None
+    if controls.get("top_p") == 0:  # which leaves the best token alone
+        controls |= {"temperature": 0, "top_p": None}
     try:
-        result = dataclasses.replace(default, **given)
-    except (TypeError, ValueError) as error:
-        raise RequestError(str(error), str(error).split()[0]) from error
+        result = dataclasses.replace(default, **controls)
+    except ArgumentError as error:  # the controls have the names of fields
+        raise RequestError(str(error), error.argument) from error
     if result.temperature == 0:
         result = dataclasses.replace(result, **WITHOUT_FILTERS)
     return result
@@ -506,11 +569,11 @@ def _bias(bias: Any, vocab_size: int) -> dict[int, float]:
 
 def _stop(stop: Any) -> list[str]:
     strings = [stop] if isinstance(stop, str) else stop
-    accepted = f"a string or a list of at most {MOST_STOP_STRINGS}, each of 1 to {LONGEST_STOP_STRING} characters"
-    if not isinstance(strings, list) or len(strings) > MOST_STOP_STRINGS:
+    accepted = f"a string or a list of at most {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_STRING} characters"
+    if not isinstance(strings, list) or len(strings) > MAX_STOP_STRINGS:
         raise fields.refused("stop", stop, accepted)
     for string in strings:
-        if not isinstance(string, str) or not 1 <= len(string) <= LONGEST_STOP_STRING:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_STRING:
             raise fields.refused("stop", string, accepted)
         fields.text("stop", string)
     return strings
@@ -521,16 +584,16 @@ def _shares(body: Body) -> Body:
 
     `Service` makes other keys of these for each API key.
     """
-    given: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
+    options: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
     keeps = fields.boolean(body, "remember", default=True)
     key = body.get("prompt_cache_key")
-    if key is not None and len(fields.text("prompt_cache_key", key)) > LONGEST_KEY:
-        raise fields.refused("prompt_cache_key", key, f"a string of at most {LONGEST_KEY} characters")
-    given |= {"remember_key": key, "remember": keeps} if key else {}
+    if key is not None and len(fields.text("prompt_cache_key", key)) > MAX_KEY:
+        raise fields.refused("prompt_cache_key", key, f"a string of at most {MAX_KEY} characters")
+    options |= {"remember_key": key, "remember": keeps} if key else {}
     salt = body.get("cache_salt")
     if salt == "":
         raise fields.refused("cache_salt", salt, "a string of at least one character")
-    return given if salt is None else given | {"prefix_key": fields.text("cache_salt", salt)}
+    return options if salt is None else options | {"prefix_key": fields.text("cache_salt", salt)}
 
 
 def _seed(body: Body) -> int | None:

@@ -19,12 +19,12 @@ import numpy as np
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.options import Keywords
+from jlade.generation.prompts import DEFAULT_NEW_TOKENS
 from jlade.generation.results import FAILURES, Generation
-from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import fields, protocol
 from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import Asked
+from jlade.server.protocol import Completion
 from jlade.server.responses import Writer
 from jlade.server.thoughts import end_of_begun
 
@@ -102,7 +102,7 @@ class CustomIds:
             raise DuplicateError(f"{record.source}: custom_id {name!r} is that of {place}, too; it must be unique")
 
 
-class Reader:
+class RecordReader:
     """Reads the records of a job, whose options are the defaults of their fields.
 
     Args:
@@ -114,7 +114,7 @@ class Reader:
 
     def __init__(self, params: LlamaParams, request: Keywords, directory: Callable[[], pathlib.Path], capacity: int):
         self._capacity, self._request, self._directory = capacity, request, directory
-        self._protocol = protocol.Reader(
+        self._protocol = protocol.BodyReader(
             tokenizer=request["tokenizer"],
             chat_template=None,
             vocab_size=params.decoder.vocab_size,
@@ -124,7 +124,7 @@ class Reader:
             capacity=self._capacity,
         )
 
-    def read(self, record: Record) -> tuple[list[int], Keywords, Asked]:
+    def read(self, record: Record) -> tuple[list[int], Keywords, Completion]:
         """Returns the token ids of a record, its options as arguments of `jlade.generate`, and all that it asks for.
 
         Without a seed the options have no key.
@@ -137,44 +137,44 @@ class Reader:
         except RequestError as error:
             raise ValueError(f"{record.source}: {error}") from error
 
-    def _read(self, record: Record) -> tuple[list[int], Keywords, Asked]:
+    def _read(self, record: Record) -> tuple[list[int], Keywords, Completion]:
         body = self._body(record)
         is_chat = body.get("messages") is not None
-        given = {"max_tokens": self._request["max_new_tokens"], "min_tokens": self._request["min_new_tokens"]}
-        given["stop"] = self._request["stop"]
+        defaults = {"max_tokens": self._request["max_new_tokens"], "min_tokens": self._request["min_new_tokens"]}
+        defaults["stop"] = self._request["stop"]
         if self._request["logprobs"]:
-            given["logprobs"] = True if is_chat else 0
-        body = given | {name: value for name, value in body.items() if value is not None}
-        asked = self._of_chats.chat(body) if is_chat else self._protocol.completion(body)
-        if len(asked.prompts) != 1 or asked.n != 1:
+            defaults["logprobs"] = True if is_chat else 0
+        body = defaults | {name: value for name, value in body.items() if value is not None}
+        completion = self._of_chats.chat(body) if is_chat else self._protocol.completion(body)
+        if len(completion.prompts) != 1 or completion.n != 1:
             raise RequestError("a record must ask for one text: n must be 1, and prompt one prompt; repeat the record")
-        if asked.shown.stop and not record.is_of_batch:
+        if completion.shown.stop and not record.is_of_batch:
             raise fields.refused("include_stop_str_in_output", True, "false")
-        if asked.shown.of_prompt is not None:
-            raise fields.refused("prompt_logprobs", asked.shown.of_prompt, "left out: they are not computed")
-        if asked.options.get("prompt_logprobs"):
+        if completion.shown.of_prompt is not None:
+            raise fields.refused("prompt_logprobs", completion.shown.of_prompt, "left out: they are not computed")
+        if completion.options.get("prompt_logprobs"):
             raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
-        if asked.stream:
+        if completion.stream:
             raise fields.refused("stream", True, "false: a file gets whole texts")
-        if asked.tools is not None and not asked.tools[1].must_call and asked.options["stop"]:
+        if completion.tools is not None and not completion.tools[1].must_call and completion.options["stop"]:
             # Texts decoded in batches have them on the device, which knows no calls.
             accepted = "empty beside tools, unless tool_choice asks for a call"
-            raise fields.refused("stop", asked.options["stop"], accepted)
-        asked = self._protocol.with_grammar(asked)
-        ids, options = asked.prompts[0], {name: asked.options.get(name) for name in OPTIONS}
+            raise fields.refused("stop", completion.options["stop"], accepted)
+        completion = self._protocol.with_grammar(completion)
+        ids, options = completion.prompts[0], {name: completion.options.get(name) for name in OPTIONS}
         if options["grammar"] is None and (of_job := self._request["grammar"]) is not None:
-            asked = dataclasses.replace(asked, after=end_of_begun(asked.thoughts))
-            options["grammar"] = of_job if asked.after is None else of_job.after(asked.after)
-        if asked.tools is not None:
+            completion = dataclasses.replace(completion, after=end_of_begun(completion.thoughts))
+            options["grammar"] = of_job if completion.after is None else of_job.after(completion.after)
+        if completion.tools is not None:
             options["stop"] = []
         limits = ("max_completion_tokens", "max_tokens") if is_chat else ("max_tokens",)
         if all(body.get(name) is None for name in limits):
-            fitting = int(np.clip(self._capacity - len(ids), 1, MOST_NEW_TOKENS))
-            asked = dataclasses.replace(asked, limit=fitting)
-        options["max_new_tokens"] = asked.max_new_tokens(ids, self._capacity)
-        if asked.seed is not None:
-            options["key"] = jax.random.key(asked.seed)
-        return ids, options, asked
+            fitting = int(np.clip(self._capacity - len(ids), 1, DEFAULT_NEW_TOKENS))
+            completion = dataclasses.replace(completion, limit=fitting)
+        options["max_new_tokens"] = completion.max_new_tokens(ids, self._capacity)
+        if completion.seed is not None:
+            options["key"] = jax.random.key(completion.seed)
+        return ids, options, completion
 
     def _body(self, record: Record) -> Body:
         """Returns the fields of OpenAI's interface."""
@@ -204,7 +204,7 @@ class Reader:
         return body
 
     @functools.cached_property
-    def _of_chats(self) -> protocol.Reader:
+    def _of_chats(self) -> protocol.BodyReader:
         """The reader of chats: loading their template takes seconds."""
         tokenizer = chat_template.load_tokenizer(self._directory())
         if tokenizer.chat_template is None:
@@ -230,7 +230,7 @@ def result(
     record: Record,
     given: Keywords,
     request: Keywords,
-    asked: Asked | None,
+    completion: Completion | None,
     generation: Generation | None,
     error: str | None = None,
 ) -> Body:
@@ -240,22 +240,23 @@ def result(
       record: of the job.
       given: the job's options that decide the texts, in JSON's types.
       request: the same as arguments of `jlade.generate`.
-      asked, generation: the record as `Reader.read` returns it, and its text; None for one that cannot be completed.
+      completion, generation: the record as `RecordReader.read` returns it, and its text; None for one that cannot be
+        completed.
       error: the reason why it cannot.
     """
     identity = record.identity(given)
-    if asked is None or generation is None:
+    if completion is None or generation is None:
         return identity | (_refusal(error or "") if record.is_of_batch else {"error": error})
     if record.is_of_batch:
-        return identity | _response(record, asked, generation, request)
-    line = identity | completion(generation, bool(asked.options.get("logprobs")))
-    return line | (_answer(asked, generation, request) if asked.is_chat else {})
+        return identity | _response(record, completion, generation, request)
+    line = identity | text_fields(generation, bool(completion.options.get("logprobs")))
+    return line | (_answer(completion, generation, request) if completion.is_chat else {})
 
 
-def completion(out: Generation, logprobs: bool) -> Body:
+def text_fields(out: Generation, logprobs: bool) -> Body:
     """Returns the text of one prompt as a line has it, `logprobs` says whether with its log-probabilities."""
     length = int(out.lengths[0])
-    completion = {
+    values = {
         "text": out.text[0],
         "token_ids": out.tokens[0, :length].tolist(),
         "finish_reason": out.finish_reason[0],
@@ -264,13 +265,13 @@ def completion(out: Generation, logprobs: bool) -> Body:
         "compression": float(out.compression[0]),
     }
     if logprobs and out.logprobs is not None:
-        completion["logprobs"] = out.logprobs[0, :length].tolist()
-    return completion
+        values["logprobs"] = out.logprobs[0, :length].tolist()
+    return values
 
 
-def _answer(asked: Asked, generation: Generation, request: Keywords) -> Body:
+def _answer(completion: Completion, generation: Generation, request: Keywords) -> Body:
     """Returns the text of a chat without its calls of tools and without thoughts before a text of a grammar."""
-    message = Writer(asked, "", request["tokenizer"], "").whole([generation])["choices"][0]["message"]
+    message = Writer(completion, "", request["tokenizer"], "").whole([generation])["choices"][0]["message"]
     calls = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
     return {"text": message["content"] or "", **calls}
 
@@ -284,14 +285,14 @@ def is_line_of(identity: Body, line: bytes) -> bool:
     return isinstance(found, dict) and identity.items() <= found.items()
 
 
-def _response(record: Record, asked: Asked, generation: Generation, request: Keywords) -> Body:
+def _response(record: Record, completion: Completion, generation: Generation, request: Keywords) -> Body:
     """Returns the result of a record in the form of the output of OpenAI's batches, but for its identity."""
-    if not asked.options.get("logprobs"):  # which another record asked for
+    if not completion.options.get("logprobs"):  # which another record asked for
         generation = dataclasses.replace(generation, logprobs=None)
     if (reason := generation.finish_reason[0]) in FAILURES:
         return _refusal(FAILURES[reason], status=400 if reason == "dead_end" else 500)
     model = record.values["body"].get("model") or "jlade"
-    body = Writer(asked, str(model), request["tokenizer"], uuid.uuid4().hex).whole([generation])
+    body = Writer(completion, str(model), request["tokenizer"], uuid.uuid4().hex).whole([generation])
     return {"response": {"status_code": 200, "request_id": body["id"], "body": body}, "error": None}
 
 

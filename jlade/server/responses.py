@@ -14,10 +14,10 @@ from jlade.generation.text import Detokenizer, Tokenizer
 from jlade.server import calls, fields, thoughts
 from jlade.server.calls import Arguments, Called, Content, Part, gather
 from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import Asked
+from jlade.server.protocol import Completion
 
 DONE = "data: [DONE]\n\n"
-LEAST_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
+MIN_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
 
 
 def event(body: Body) -> str:
@@ -29,24 +29,24 @@ class Writer:
     """Writes the response to a body, whole or in chunks.
 
     Args:
-      asked: what the body asks for.
+      completion: what the body asks for.
       model: its name in the response.
       tokenizer: of the tokens.
       request_id: the last part of the response's id.
     """
 
-    def __init__(self, asked: Asked, model: str, tokenizer: Tokenizer, request_id: str):
-        self._asked, self._tokenizer = asked, tokenizer
-        name = "chat.completion" if asked.is_chat else "text_completion"
+    def __init__(self, completion: Completion, model: str, tokenizer: Tokenizer, request_id: str):
+        self._completion, self._tokenizer = completion, tokenizer
+        name = "chat.completion" if completion.is_chat else "text_completion"
         self._request_id = request_id
         self._head = {
-            "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{request_id}",
+            "id": f"{'chatcmpl' if completion.is_chat else 'cmpl'}-{request_id}",
             "object": name,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": f"jlade-{jlade.__version__}",
         }
-        self._choices = [_Choice(asked, i, tokenizer) for i in range(asked.n * len(asked.prompts))]
+        self._choices = [_Choice(completion, i, tokenizer) for i in range(completion.n * len(completion.prompts))]
 
     def whole(
         self,
@@ -67,7 +67,7 @@ class Writer:
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
             piece = one_piece(generation)
             text = choice.echo + choice.text(piece)
-            content: Body = {"message": choice.message(text)} if self._asked.is_chat else {"text": text}
+            content: Body = {"message": choice.message(text)} if self._completion.is_chat else {"text": text}
             logprobs = choice.logprobs(piece)
             if choice.echo and logprobs is not None:
                 of_prompt = choice.echoed_logprobs(prompt_logprobs[index])
@@ -91,14 +91,14 @@ class Writer:
         delta = {"role": "assistant", "content": "", "refusal": None}
         chunks = []
         for index, choice in enumerate(self._choices):
-            content = {"delta": delta} if self._asked.is_chat else {"text": choice.echo}
-            if self._asked.is_chat or choice.echo or self._asked.shown.ids:
+            content = {"delta": delta} if self._completion.is_chat else {"text": choice.echo}
+            if self._completion.is_chat or choice.echo or self._completion.shown.ids:
                 chunks.append(self._with_prompts(self._chunk(index, content), [choice.of_prompt(None)]))
         return chunks
 
     def _with_prompts(self, body: Body, of_prompts: Sequence[Body]) -> Body:
         """Returns a body with what is known of its prompts: of a completion each choice has it, of a chat the body."""
-        if self._asked.is_chat:
+        if self._completion.is_chat:
             return body | of_prompts[0]
         choices = [choice | of_prompt for choice, of_prompt in zip(body["choices"], of_prompts, strict=True)]
         return body | {"choices": choices}
@@ -110,14 +110,14 @@ class Writer:
         """
         choice, chunks = self._choices[index], []
         choice.num_tokens += len(piece.tokens)
-        text, steps = choice.text(piece), choice.steps(piece) if self._asked.steps else None
-        if self._asked.is_chat:
+        text, steps = choice.text(piece), choice.steps(piece) if self._completion.steps else None
+        if self._completion.is_chat:
             contents: list[Body] = [{"delta": delta} for delta in choice.deltas(text, piece.generation is not None)]
         else:
             contents = [{"text": text}] if text else []
-        shown = self._asked.shown
+        shown = self._completion.shown
         if not contents and (shown.ids or shown.top is not None or steps is not None):
-            contents = [{"delta": {"content": ""}} if self._asked.is_chat else {"text": ""}]
+            contents = [{"delta": {"content": ""}} if self._completion.is_chat else {"text": ""}]
         for number, content in enumerate(contents):  # the first chunk of a piece has what is known of its tokens
             if number:
                 chunks.append(self._chunk(index, content))
@@ -125,57 +125,57 @@ class Writer:
                 first = self._chunk(index, content | choice.ids(piece), choice.logprobs(piece))
                 chunks.append(first if steps is None else first | {"jlade": {"steps": steps}})
         if piece.generation is not None and piece.generation.finish_reason[0] not in FAILURES:
-            content = {"delta": {}} if self._asked.is_chat else {"text": ""}
+            content = {"delta": {}} if self._completion.is_chat else {"text": ""}
             chunks.append(self._chunk(index, content, reason=choice.reason(piece.generation)))
         return chunks
 
     def end(self, generations: Sequence[Generation], num_cached: int) -> list[Body]:
         """Returns the chunks after the last tokens: that of the usage, if it is asked for."""
-        if not self._asked.include_usage:
+        if not self._completion.include_usage:
             return []
         return [self._chunk_head() | {"choices": [], "usage": self.usage(generations, num_cached)}]
 
     def usage(self, generations: Sequence[Generation], num_cached: int | None) -> Body:
         """Returns the numbers of tokens; the end token of a text counts."""
-        prompt = sum(map(len, self._asked.prompts))
+        prompt = sum(map(len, self._completion.prompts))
         completion = int(sum(generation.lengths[0] for generation in generations))
         usage = _usage(prompt, completion)
         if num_cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
-        if self._asked.num_predicted:
+        if self._completion.num_predicted:
             accepted = [int(each.statistics.contributed["prediction"][0]) for each in generations]
             usage["completion_tokens_details"] = {
                 "accepted_prediction_tokens": sum(accepted),
-                "rejected_prediction_tokens": sum(max(0, self._asked.num_predicted - each) for each in accepted),
+                "rejected_prediction_tokens": sum(max(0, self._completion.num_predicted - each) for each in accepted),
             }
         return usage
 
     def _chunk_head(self) -> Body:
-        return self._head | {"object": "chat.completion.chunk"} if self._asked.is_chat else self._head
+        return self._head | {"object": "chat.completion.chunk"} if self._completion.is_chat else self._head
 
     def _chunk(self, index: int, content: Body, logprobs: Any = None, reason: str | None = None) -> Body:
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
         chunk = self._chunk_head() | {"choices": [choice]}
-        if not self._asked.include_usage:
+        if not self._completion.include_usage:
             return chunk
-        return chunk | {"usage": self._choices[index].usage() if self._asked.continuous_usage else None}
+        return chunk | {"usage": self._choices[index].usage() if self._completion.continuous_usage else None}
 
 
 class _Choice:
     """A choice of a response, of which pieces may follow each other."""
 
-    def __init__(self, asked: Asked, index: int, tokenizer: Tokenizer):
-        self.echo = asked.echo[index // asked.n] if asked.echo else ""
-        self._prompt = asked.prompts[index // asked.n]
-        self._is_chat, self._tokenizer = asked.is_chat, tokenizer
-        self._ends, self._shown = asked.options["eos_ids"], asked.shown
-        stop = asked.options["stop"]
-        self._reader = calls.reader(asked)
+    def __init__(self, completion: Completion, index: int, tokenizer: Tokenizer):
+        self.echo = completion.echo[index // completion.n] if completion.echo else ""
+        self._prompt = completion.prompts[index // completion.n]
+        self._is_chat, self._tokenizer = completion.is_chat, tokenizer
+        self._ends, self._shown = completion.options["eos_ids"], completion.shown
+        stop = completion.options["stop"]
+        self._reader = calls.reader(completion)
         # Special tokens, which a text that is read further has, are no part of one that keeps the token which ends it.
-        self._keeps_end = asked.shown.stop and self._reader is None
-        names = thoughts.NAMES if asked.is_chat else ()
-        self._of_text = Detokenizer(tokenizer, stop, self._reader is not None, asked.shown.stop, names)
-        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=asked.shown.stop, names=names)
+        self._keeps_end = completion.shown.stop and self._reader is None
+        names = thoughts.NAMES if completion.is_chat else ()
+        self._of_text = Detokenizer(tokenizer, stop, self._reader is not None, completion.shown.stop, names)
+        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=completion.shown.stop, names=names)
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
         self._num_calls = 0
@@ -191,9 +191,9 @@ class _Choice:
 
     def _feed(self, detokenizer: Detokenizer, tokens: list[int], generation: Generation | None) -> str:
         """Returns the text of tokens, the last ones if they come with the result."""
-        own = tokens[:-1] if tokens and tokens[-1] in self._ends and not self._keeps_end else tokens
+        kept = tokens[:-1] if tokens and tokens[-1] in self._ends and not self._keeps_end else tokens
         cuts = generation is not None and generation.finish_reason[0] == "stop"
-        return detokenizer.feed(own, last=generation is not None, cuts=cuts)
+        return detokenizer.feed(kept, last=generation is not None, cuts=cuts)
 
     def message(self, text: str) -> Body:
         """Returns the message of a whole answer."""
@@ -273,7 +273,7 @@ class _Choice:
         token_id = {"token_id": int(token)} if self._shown.ids_as_names else {}
         return token_id | {
             "token": self._name(token),
-            "logprob": max(float(logprob), LEAST_LOGPROB),
+            "logprob": max(float(logprob), MIN_LOGPROB),
             "bytes": list(text_lib.token_bytes(self._tokenizer)[token]),
         }
 
@@ -286,10 +286,10 @@ class _Choice:
 
     def of_prompt(self, scores: PromptLogProbs | None) -> Body:
         """Returns the ids and the log-probabilities of the prompt, as far as they were asked for."""
-        found: Body = {"prompt_token_ids": list(self._prompt)} if self._shown.ids else {}
+        facts: Body = {"prompt_token_ids": list(self._prompt)} if self._shown.ids else {}
         if self._shown.of_prompt is None:
-            return found
-        return found | {"prompt_logprobs": [None, *([] if scores is None else self._ranked(scores))]}
+            return facts
+        return facts | {"prompt_logprobs": [None, *([] if scores is None else self._ranked(scores))]}
 
     def _ranked(self, scores: PromptLogProbs) -> Iterator[Body]:
         """Yields the log-probabilities of each token of the prompt but the first and of its alternatives, by their ids.
@@ -302,11 +302,11 @@ class _Choice:
             pairs = zip(top_tokens[:number].tolist(), top[:number], strict=True)
             ranked = {other: (of_other, rank) for rank, (other, of_other) in enumerate(pairs, start=1)}
             scored = {token: (logprob, None)} | ranked
-            yield {str(each): self._ranked_one(each, *scored[each]) for each in scored}
+            yield {str(scored_token): self._ranked_one(scored_token, *scored[scored_token]) for scored_token in scored}
 
     def _ranked_one(self, token: int, logprob: float, rank: int | None) -> Body:
         name = text_lib.token_name(self._tokenizer, token)
-        return {"logprob": max(float(logprob), LEAST_LOGPROB), "rank": rank, "decoded_token": name}
+        return {"logprob": max(float(logprob), MIN_LOGPROB), "rank": rank, "decoded_token": name}
 
     def steps(self, piece: Piece) -> list[Body]:
         """Returns the steps of a piece: the tokens that each accepted, and the text that it made certain."""

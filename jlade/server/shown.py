@@ -8,7 +8,7 @@ from jlade.server.fields import Body
 FIELDS = {"include_stop_str_in_output", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
 
 
-class Shown(NamedTuple):
+class ResponseFields(NamedTuple):
     """The facts of tokens that a response shows.
 
     Attributes:
@@ -34,7 +34,7 @@ class Shown(NamedTuple):
         return options | ({"prompt_logprobs": True} if is_echoed or self.of_prompt is not None else {})
 
 
-def read(body: Body, top: int | None, most: int) -> Shown:
+def read(body: Body, top: int | None, most: int) -> ResponseFields:
     """Returns the facts that a body asks for.
 
     Args:
@@ -50,7 +50,7 @@ def read(body: Body, top: int | None, most: int) -> Shown:
         raise fields.refused("stream", True, "false with prompt_logprobs")
     ids_as_names = fields.boolean(body, "return_tokens_as_token_ids")
     stop = fields.boolean(body, "include_stop_str_in_output")
-    return Shown(fields.boolean(body, "return_token_ids"), ids_as_names, top, of_prompt, stop)
+    return ResponseFields(fields.boolean(body, "return_token_ids"), ids_as_names, top, of_prompt, stop)
 
 
 def alternatives(body: Body, name: str, most: int) -> int | None:

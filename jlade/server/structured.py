@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.tags import Tags
-from jlade.generation.constraining import EndsError
+from jlade.errors import ArgumentError
 from jlade.server import fields, unsupported
 from jlade.server.fields import Body, RequestError
 
 Make = Callable[[], Grammar]
 
 
-class Asked(NamedTuple):
+class GrammarField(NamedTuple):
     """A grammar that a field asks for. To make it may take seconds."""
 
     field: str
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
         with self.errors():
             return self.make()
 
-    def after(self, end: str) -> "Asked":
+    def after(self, end: str) -> "GrammarField":
         """Returns the grammar after any text up to `end`, as `Grammar.after` does."""
         return self._replace(make=lambda: self.make().after(end))
 
@@ -38,29 +38,34 @@ class Asked(NamedTuple):
         """Turns errors of a grammar into a RequestError that names the field."""
         try:
             yield
-        except EndsError as error:
-            raise RequestError(str(EndsError("stop_token_ids", error.eos_ids)), "stop_token_ids") from error
         except (TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, ArgumentError) and error.argument == "eos_ids":
+                raise RequestError(f"stop_token_ids {error.problem}", "stop_token_ids") from error
             raise RequestError(f"{self.field} has no grammar: {error}", self.field) from error
 
 
-def read(body: Body) -> Asked | None:
+def read(body: Body, text_format: GrammarField | None = None) -> GrammarField | None:
     """Returns the grammar that a body asks for, None if it asks for none.
+
+    Args:
+      body: with any of `FIELDS`.
+      text_format: what another field asks for; see `of_text_format`.
 
     Raises:
       RequestError: a field is wrong, or several ask for a grammar.
     """
-    found = [asked for name, of_field in FIELDS.items() if (asked := _asked(body, name, of_field)) is not None]
-    if len(found) > 1:
-        names = " and ".join(asked.field for asked in found)
-        raise RequestError(f"{names} ask for two grammars: leave out one", found[1].field)
-    return found[0] if found else None
+    grammars = [] if text_format is None else [text_format]
+    grammars += [grammar for name, of_field in FIELDS.items() if (grammar := _field(body, name, of_field)) is not None]
+    if len(grammars) > 1:
+        names = " and ".join(grammar.field for grammar in grammars)
+        raise RequestError(f"{names} ask for two grammars: leave out one", grammars[1].field)
+    return grammars[0] if grammars else None
 
 
-def _asked(body: Body, name: str, of_field: Callable[[str, Any], Make | None]) -> Asked | None:
+def _field(body: Body, name: str, of_field: Callable[[str, Any], Make | None]) -> GrammarField | None:
     value = body.get(name)
     make = None if value is None or value == "" else of_field(name, value)
-    return None if make is None else Asked(name, make)
+    return None if make is None else GrammarField(name, make)
 
 
 def _schema(name: str, schema: Any) -> Make:
@@ -98,35 +103,46 @@ OF_OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def _response_format(name: str, given: Any) -> Make | None:
-    match given:
+def _response_format(name: str, response_format: Any) -> Make | None:
+    match response_format:
         case {"type": "text" | "json_object" | "json_schema" as kind}:
-            unsupported.refuse(given, OF_OTHERS[kind], f"{name}.")
-    match given:
+            unsupported.refuse(response_format, OF_OTHERS[kind], f"{name}.")
+    match response_format:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:  # with a schema in llama.cpp's form
-            schema = given.get("schema")
+            schema = response_format.get("schema")
             return Grammar.json if schema in (None, {}) else _schema(f"{name}.schema", schema)
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return _schema(f"{name}.json_schema.schema", schema)
         case {"type": "structural_tag"}:
-            return _structural_tag(name, given)
+            return _structural_tag(name, response_format)
     accepted = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}'
-    raise fields.refused(name, given, f"{accepted} or a structural tag")
+    raise fields.refused(name, response_format, f"{accepted} or a structural tag")
 
 
-def _structural_tag(name: str, given: Any) -> Make:
+def of_text_format(name: str, text_format: Body) -> GrammarField | None:
+    """Reads the format of `/v1/responses`: a `response_format` that has the fields of a JSON schema beside its type."""
+    if text_format.get("type") != "json_schema":
+        make = _response_format(name, text_format) if text_format else None
+    elif "schema" in text_format:
+        make = _schema(f"{name}.schema", text_format["schema"])
+    else:
+        raise fields.refused(name, text_format, '{"type": "json_schema", "name": ..., "schema": ...}')
+    return None if make is None else GrammarField(name, make)
+
+
+def _structural_tag(name: str, tag: Any) -> Make:
     """Reads XGrammar's structural tag: of its first form, and of the part of its second one that says the same."""
-    given = fields.parse(given.encode(), name) if isinstance(given, str) else given
-    match given:
+    tag = fields.parse(tag.encode(), name) if isinstance(tag, str) else tag
+    match tag:
         case {"structures": list(structures), "triggers": list(triggers)}:
             pass
         case {"format": {"type": "triggered_tags", "tags": list(structures), "triggers": list(triggers), **others}}:
             if unknown := [key for key, value in others.items() if value]:
                 raise RequestError(f"{name}.format.{unknown[0]} is not supported: leave it out", name)
         case _:
-            raise fields.refused(name, given, "a structural tag with structures and triggers, or a format of them")
+            raise fields.refused(name, tag, "a structural tag with structures and triggers, or a format of them")
     tags = [_tag(name, each) for each in structures]
     texts = [fields.text(f"{name}.triggers", trigger) for trigger in triggers]
     if not texts:
@@ -134,9 +150,9 @@ def _structural_tag(name: str, given: Any) -> Make:
     return lambda: Grammar.tags(Tags(tags, triggers=texts))
 
 
-def _tag(name: str, given: Any) -> tuple[str, Any, str]:
+def _tag(name: str, tag: Any) -> tuple[str, Any, str]:
     """Returns the text before a part, its schema, and the text after it, of both forms."""
-    match given:
+    match tag:
         case {"begin": str(begin), "schema": dict() | bool() as schema, "end": str(end)}:
             pass
         case {
@@ -146,20 +162,20 @@ def _tag(name: str, given: Any) -> tuple[str, Any, str]:
         }:
             pass
         case _:
-            raise fields.refused(name, given, "tags with begin, a schema and end")
+            raise fields.refused(name, tag, "tags with begin, a schema and end")
     return fields.text(f"{name}.begin", begin), schema, fields.text(f"{name}.end", end)
 
 
-def _structured_outputs(name: str, given: Any) -> Make | None:
+def _structured_outputs(name: str, outputs: Any) -> Make | None:
     """Reads vLLM's object of one of its kinds of grammars."""
-    if not isinstance(given, dict):
-        raise fields.refused(name, given, "an object")
-    kinds = {key: value for key, value in given.items() if value is not None and value is not False}
+    if not isinstance(outputs, dict):
+        raise fields.refused(name, outputs, "an object")
+    kinds = {key: value for key, value in outputs.items() if value is not None and value is not False}
     if not kinds:
         return None
     (kind, value), *others = kinds.items()
     if others or kind not in OF_OUTPUTS:
-        raise fields.refused(name, given, f"an object with one of {', '.join(OF_OUTPUTS)}")
+        raise fields.refused(name, outputs, f"an object with one of {', '.join(OF_OUTPUTS)}")
     return OF_OUTPUTS[kind](f"{name}.{kind}", value)
 
 

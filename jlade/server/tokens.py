@@ -1,14 +1,13 @@
 """vLLM's `/inference/v1/generate`: token ids in, token ids out."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from jlade.engine.scoring import PromptLogProbs
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.server import fields, known, unsupported
-from jlade.server.fields import Body, RequestError
-from jlade.server.protocol import Asked, Reader
+from jlade.server.fields import Body
+from jlade.server.protocol import OF_COMPLETION, BodyReader, Completion
 from jlade.server.responses import Writer, one_piece
 
 # Fields that a completion reads under the same name.
@@ -28,7 +27,7 @@ OF_TEXTS = {
 }  # fmt: skip
 
 
-def read(reader: Reader, body: Body) -> Asked:
+def read(reader: BodyReader, body: Body) -> Completion:
     """Reads a body: `token_ids`, and `sampling_params` with the fields of a completion.
 
     Without `max_tokens` a text has as many tokens as fit.
@@ -38,18 +37,15 @@ def read(reader: Reader, body: Body) -> Asked:
     """
     unsupported.refuse(body, UNSUPPORTED)
     known.say_others(body, KNOWN | UNSUPPORTED.keys(), {"stream_options": known.OF_BOTH["stream_options"]})
-    ids = reader.token_ids("token_ids", body.get("token_ids"))
-    if not ids:
-        raise fields.refused("token_ids", ids, "at least one token")
-    given = {name: value for name, value in fields.nested(body, "sampling_params").items() if name not in OF_TEXTS}
-    if given.get("max_tokens") is None:
-        given["max_tokens"] = max(1, reader.capacity - len(ids))
+    ids = body.get("token_ids")
+    if isinstance(ids, str):  # which a completion would take
+        raise fields.refused("token_ids", ids, "a list of token ids")
+    sampling = {name: value for name, value in fields.nested(body, "sampling_params").items() if name not in OF_TEXTS}
+    unsupported.refuse(sampling, unsupported.OF_COMPLETIONS)
+    known.say_others(sampling, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys(), known.OF_BOTH)
     passed = {name: body.get(name) for name in PASSED}
-    try:
-        asked = reader.completion(given | passed | {"prompt": ids, "return_tokens_as_token_ids": True})
-    except RequestError as error:
-        raise error.renamed({"prompt": "token_ids"}) from error
-    return dataclasses.replace(asked, field="token_ids")
+    merged = sampling | passed | {"return_tokens_as_token_ids": True}
+    return reader.of_prompts(merged, {"token_ids": ids}, field="token_ids", default_limit=None)
 
 
 class TokensWriter(Writer):
@@ -70,7 +66,7 @@ class TokensWriter(Writer):
 
     def begin(self) -> list[Body]:
         """Returns the chunk before the first tokens: the ids of the prompt, if they are asked for."""
-        return [self._body([]) | self._choices[0].of_prompt(None)] if self._asked.shown.ids else []
+        return [self._body([]) | self._choices[0].of_prompt(None)] if self._completion.shown.ids else []
 
     def chunks(self, index: int, piece: Piece) -> list[Body]:
         """Returns the chunk of a piece. That of a text which ended with an error has no reason."""
@@ -78,7 +74,7 @@ class TokensWriter(Writer):
 
     def end(self, generations: Sequence[Generation], num_cached: int) -> list[Body]:
         """Returns the chunks after the last tokens: that of the usage, if it is asked for."""
-        if not self._asked.include_usage:
+        if not self._completion.include_usage:
             return []
         return [self._body([]) | {"usage": self.usage(generations, num_cached)}]
 
@@ -92,6 +88,6 @@ class TokensWriter(Writer):
         return {
             "index": index,
             "token_ids": piece.tokens.tolist(),
-            "logprobs": None if self._asked.shown.top is None else {"content": choice.entries(piece)},
+            "logprobs": None if self._completion.shown.top is None else {"content": choice.entries(piece)},
             "finish_reason": None if generation is None or is_error else choice.reason(generation),
         }

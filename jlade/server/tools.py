@@ -138,17 +138,21 @@ def _say_loose(name: str, reason: str) -> None:
     log.warning("the schema of the tool %s, which is not strict, is not held in full: %s", name, reason)
 
 
-def read(body: Body) -> Tools | None:
+def read(body: Body, within: str = ".function") -> Tools | None:
     """Returns the tools of a body; None if there are none, or `tool_choice` forbids them.
+
+    Args:
+      body: of a chat.
+      within: the path, in a tool as its client wrote it, of the fields of a function.
 
     Raises:
       RequestError: names the field, its value and what is accepted.
     """
-    given, choice = body.get("tools"), body.get("tool_choice")
-    given, choice = [] if given is None else given, AUTO if choice is None else choice
-    if not isinstance(given, list):
-        raise fields.refused("tools", given, "a list of functions")
-    tools = [_tool(f"tools[{i}]", each) for i, each in enumerate(given)]
+    written, choice = body.get("tools"), body.get("tool_choice")
+    written, choice = [] if written is None else written, AUTO if choice is None else choice
+    if not isinstance(written, list):
+        raise fields.refused("tools", written, "a list of functions")
+    tools = [_tool(f"tools[{i}]", tool, within) for i, tool in enumerate(written)]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise fields.refused("tools", names, "functions of different names")
@@ -165,9 +169,9 @@ def read(body: Body) -> Tools | None:
         return None
     if not tools:
         if choice != AUTO:
-            raise fields.refused("tools", given, f"at least one function for tool_choice={choice}")
+            raise fields.refused("tools", written, f"at least one function for tool_choice={choice}")
         return None
-    return Tools(given, chosen, choice != AUTO, fields.boolean(body, "parallel_tool_calls", default=True))
+    return Tools(written, chosen, choice != AUTO, fields.boolean(body, "parallel_tool_calls", default=True))
 
 
 def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
@@ -184,14 +188,14 @@ def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
     return chosen
 
 
-def _tool(path: str, given: Any) -> Tool:
-    match given:
+def _tool(path: str, tool: Any, within: str) -> Tool:
+    match tool:
         case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
             parameters = function.get("parameters") or {"properties": {}}
             if not _is_of_object(parameters):
-                raise fields.refused(f"{path}.function.parameters", parameters, "the JSON schema of an object")
-            return Tool(name, parameters, fields.boolean(function, "strict", f"{path}.function"))
-    raise fields.refused(path, given, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
+                raise fields.refused(f"{path}{within}.parameters", parameters, "the JSON schema of an object")
+            return Tool(name, parameters, fields.boolean(function, "strict", f"{path}{within}"))
+    raise fields.refused(path, tool, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
 
 
 def _is_of_object(schema: Any) -> bool:

@@ -79,6 +79,6 @@ def refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], within: str =
     for name, neutral in unsupported.items():
         value = body.get(name)
         if value is not None and value not in neutral:
-            also = "".join(f" or set it to {json.dumps(each)}" for each in neutral)
+            also = "".join(f" or set it to {json.dumps(allowed)}" for allowed in neutral)
             name = f"{within}{name}"
             raise RequestError(f"{name}={reprlib.repr(value)} is not supported: leave it out{also}", name)

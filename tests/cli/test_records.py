@@ -167,7 +167,7 @@ def test_calls_of_tools(tmp_path):
     request = options | {"tokenizer": json_chat.TOKENIZER, "sampling": SamplingConfig()}
     config = dataclasses.replace(json_chat.PARAMS.config, eos_ids=(json_chat.EOS,))
     params = dataclasses.replace(json_chat.PARAMS, config=config)
-    reader = records.Reader(params, request, lambda: tmp_path, 512)
+    reader = records.RecordReader(params, request, lambda: tmp_path, 512)
     tool = {"type": "function", "function": {"name": "f"}}
     values = {"messages": HELLO, "tools": [tool], "tool_choice": "required", "stop": "f"}
     ids = json_chat.TOKENIZER.encode('\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>').ids

@@ -51,9 +51,9 @@ def test_the_automaton_equals_a_search_in_the_text(stops, tokens):
 
 def test_another_number_of_stop_strings_makes_no_other_shape():
     few, many = (automata.build(tiny_tokenizer(), 13, (stops,)) for stops in (("a",), ("abc", "cab", "é")))
-    assert few.next_state.shape == many.next_state.shape == (automata.FEWEST_STATES, 13)
+    assert few.next_state.shape == many.next_state.shape == (automata.MIN_STATES, 13)
     longest = automata.build(tiny_tokenizer(), 13, (("ab" * 65,),))
-    assert longest.next_state.shape == (2 * automata.FEWEST_STATES, 13)
+    assert longest.next_state.shape == (2 * automata.MIN_STATES, 13)
 
 
 @pytest.mark.parametrize("config", [SamplingConfig(), slow(SAMPLED)], ids=["greedy", "sampled"])

@@ -286,7 +286,8 @@ def test_a_wrong_prompt_of_a_list_fails_alone(shared):
     for results in (shared.generate(prompts, **options), shared.map(prompts, **options)):
         for number, result in enumerate(results):
             if number in messages:
-                assert (type(result), str(result)) == (ValueError, messages[number])
+                assert isinstance(result, ValueError)
+                assert str(result) == messages[number]
             else:
                 assert result.text == (expected[number],)
     wrong, right = shared.generate({"input_ids": [[13], [1]], "attention_mask": [[1], [1]]}, max_new_tokens=1)
@@ -620,7 +621,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
         (
             {"max_new_tokens": 2, "min_new_tokens": 3},
             ValueError,
-            "min_new_tokens must be at most max_new_tokens=2, got 3",
+            "min_new_tokens must be at most 2, the limit of new tokens, got 3",
         ),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
         (

@@ -14,7 +14,7 @@ import pytest
 
 import jlade
 from jlade.decoding import ahead
-from jlade.generation import drawing, programs
+from jlade.generation import programs, request
 from jlade.inspection import targets
 from tests.compilations import recorded
 from tests.tiny import PAPER, tiny_llama
@@ -57,7 +57,7 @@ def test_a_call_neither_traces_nor_compiles(made):
     with recorded(EVENTS) as events:
         first = texts(programs=made)
         pieces = list(jlade.stream(params(), [1, 2, 3], programs=made, **OPTIONS))
-        other = texts((5, 6), programs=made, max_new_tokens=5, eos_ids=(2,), key=drawing.make_key(3))
+        other = texts((5, 6), programs=made, max_new_tokens=5, eos_ids=(2,), key=request.make_key(3))
     assert events == []
     assert first == texts() == [[token for piece in pieces for token in piece.tokens]]
     assert other == texts((5, 6), max_new_tokens=5, eos_ids=(2,))
@@ -257,6 +257,6 @@ def test_wrong_arguments(tmp_path, monkeypatch):
 def test_keys_are_those_of_jax(implementation):
     with jax.default_prng_impl(implementation):
         for seed in (0, 1, 2**31, 2**32 - 1):
-            found, expected = drawing.make_key(seed), jax.random.key(seed)
+            found, expected = request.make_key(seed), jax.random.key(seed)
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(expected))

@@ -14,11 +14,11 @@ from jlade.engine import rows
 from jlade.generation.chat_template import ChatTemplate
 from jlade.server import lifecycle
 from jlade.server.app import Service
-from jlade.server.protocol import Reader
+from jlade.server.protocol import BodyReader
 from tests.server.tiny_chat import CHAT_TOKENIZER, PARAMS, TOKENIZER
 
 LOOKAHEAD = LookaheadConfig.tree(7, sources=("prediction", "suffix"))  # which compiles soon
-READER = Reader(
+READER = BodyReader(
     tokenizer=TOKENIZER,
     chat_template=ChatTemplate(CHAT_TOKENIZER),
     vocab_size=13,

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 from jlade import SamplingConfig
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.text import LETTERS_OF_BYTES
-from jlade.server.protocol import Reader
+from jlade.server.protocol import BodyReader
 from tests.tiny import tiny_llama
 
 END, CAPACITY = "<|end|>", 512
@@ -39,7 +39,7 @@ def chat_template(template: str = HERMES) -> ChatTemplate:
     return ChatTemplate(PreTrainedTokenizerFast(tokenizer_object=_tokenizer(), eos_token=END, chat_template=template))
 
 
-READER = Reader(
+READER = BodyReader(
     tokenizer=TOKENIZER,
     chat_template=chat_template(),
     vocab_size=TOKENIZER.get_vocab_size(),

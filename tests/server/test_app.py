@@ -352,7 +352,7 @@ def test_without_keys_a_foreign_page_is_refused(served):
 
 
 def test_the_size_of_a_body_is_bounded(served, monkeypatch):
-    monkeypatch.setattr(guard, "MOST_BYTES", 1000)
+    monkeypatch.setattr(guard, "MAX_BYTES", 1000)
     headers = {"Content-Type": "application/json"}
     for content in (b"x" * 1001, iter([b"x" * 600] * 2)):  # the latter states no length
         error = error_of(served.client.post(CHAT, content=content, headers=headers), 413)

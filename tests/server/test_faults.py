@@ -69,7 +69,7 @@ def test_a_client_that_does_not_read_is_closed(impatient, is_slow):
 
 @pytest.mark.slow
 def test_the_oldest_of_many_idle_connections_are_closed(engine, expected, monkeypatch):
-    monkeypatch.setattr(lifecycle, "MOST_IDLE", 5)
+    monkeypatch.setattr(lifecycle, "MAX_IDLE", 5)
     monkeypatch.setattr(lifecycle, "RUSH_SECONDS", 0.2)
     with running(engine) as served, server_faults.right_requests(served.url, expected):
         assert 3 <= server_faults.rush(served.url, number=40, seconds=1) <= 5

@@ -273,7 +273,7 @@ def test_a_response_goes_on_from_an_earlier_one(client, served):
 
 
 def test_the_store_forgets_the_oldest_responses():
-    store = Store(most_bytes=800)
+    store = Store(max_bytes=800)
     for i in range(5):
         store.add([{"content": "x" * 300}], {"id": f"r{i}", "output": [{"content": "y"}]})
     assert [i for i in range(5) if store.find(f"r{i}") is not None] == [3, 4]

@@ -34,11 +34,11 @@ from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.server import fields, items, known, protocol, tokens, unsupported
 from jlade.server.fields import RequestError
-from jlade.server.protocol import Reader
+from jlade.server.protocol import BodyReader
 from tests.server import json_chat
 from tests.server.tiny_chat import CHAT_TOKENIZER, TOKENIZER
 
-READER = Reader(
+READER = BodyReader(
     tokenizer=TOKENIZER,
     chat_template=ChatTemplate(CHAT_TOKENIZER),
     vocab_size=13,

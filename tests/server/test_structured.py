@@ -16,6 +16,7 @@ from jlade import LookaheadConfig
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
+from jlade.errors import ArgumentValueError
 from jlade.server import calls, items, structured, tools
 from jlade.server.calls import CallReader
 from jlade.server.fields import RequestError
@@ -336,33 +337,26 @@ def test_wrong_earlier_calls(call, param):
 
 
 @pytest.mark.parametrize(
-    ("body", "message", "named"),
+    ("body", "argument", "of_chat", "of_items"),
     [
-        (
-            {"guided_choice": ["a"]},
-            "min_new_tokens=8 is not possible: a text of the grammar may have to end after 1 tokens",
-            ("min_tokens", "min_tokens=8 is not possible: a text of the grammar may have to end after 1 tokens"),
-        ),
-        (
-            {},
-            "min_new_tokens must be at most max_new_tokens=3, got 8",
-            ("min_tokens", "min_tokens must be at most max_tokens=3, got 8"),
-        ),
-        ({"tools": [tool("f")]}, "grammar must have a table", ("tools", "tools must have a table")),
-        ({}, "a wrong request", (None, "a wrong request")),
+        ({}, "min_new_tokens", "min_tokens", "min_tokens"),
+        ({}, "max_new_tokens", "max_tokens", "max_output_tokens"),
+        ({}, "prompt", "messages", "input"),
+        ({}, "top_p", "top_p", "top_p"),
+        ({"tools": [tool("f")]}, "grammar", "tools", "tools"),
+        ({"guided_choice": ["a"]}, "grammar", "guided_choice", "guided_choice"),
     ],
 )
-def test_errors_of_the_engine_name_the_fields_of_the_body(body, message, named):
-    for asked, names in (
-        (json_chat.READER.chat({"messages": QUESTION} | body), {}),
-        (items.read(json_chat.READER, items.Store(), {"input": "a"} | of_items(body)), {"max_": "max_output_"}),
+def test_errors_of_the_engine_name_the_fields_of_the_body(body, argument, of_chat, of_items):
+    for asked, field in (
+        (json_chat.READER.chat({"messages": QUESTION} | body), of_chat),
+        (items.read(json_chat.READER, items.Store(), {"input": "a"} | with_tools_of_items(body)), of_items),
     ):
-        error = asked.refusal(message).body["error"]
-        expected = named[1].replace("max_", names.get("max_", "max_"))
-        assert (error["param"], error["message"]) == (named[0], expected)
+        error = asked.refusal(ArgumentValueError(argument, "must be at most 3, got 8")).body["error"]
+        assert (error["param"], error["message"]) == (field, f"{field} must be at most 3, got 8")
 
 
-def of_items(body):
+def with_tools_of_items(body):
     """Returns a body of `/v1/responses` with the tools of a chat."""
     if "tools" not in body:
         return body
@@ -489,7 +483,7 @@ def test_stop_strings_end_no_call(client):
 
 
 def test_the_client_is_told_its_own_fields(client):
-    with pytest.raises(openai.BadRequestError, match="- min_tokens=8 is not possible") as error:
+    with pytest.raises(openai.BadRequestError, match="- min_tokens must be at most 1, after which") as error:
         asked(client, extra_body={"guided_choice": ["a"], "min_tokens": 8})
     assert error.value.param == "min_tokens"
 

@@ -204,6 +204,8 @@ def test_prompt_and_token_ids_continue_a_text(served, path):
     [
         ({"token_ids": [13]}, "token_ids", "token_ids must be a list of token ids from 0 to 12, got 13"),
         ({"token_ids": []}, "token_ids", "token_ids must be at least one token"),
+        ({"token_ids": "ab"}, "token_ids", "token_ids must be a list of token ids, got 'ab'"),
+        ({"token_ids": [[1], [2]]}, "token_ids", r"token_ids must be a list of token ids from 0 to 12, got \[1\]"),
         ({}, "token_ids", "token ids from 0 to 12, got None"),
         ({"token_ids": [0] * 65}, "token_ids", "token_ids of 65 tokens exceed it"),
         ({"token_ids": [0], "features": {"mm_hashes": {}}}, "features", "features=.* is not supported"),

@@ -31,7 +31,7 @@ from typing import Any
 import jlade
 from benchmarks import report
 from jlade.server import protocol
-from jlade.server.lifecycle import MOST_IDLE
+from jlade.server.lifecycle import MAX_IDLE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KEY = "a-key"
@@ -67,7 +67,7 @@ def main() -> None:
                     print(f"{numbers.stop} requests after {time.perf_counter() - begin:.0f} s", file=sys.stderr)
                 seconds = time.perf_counter() - begin
             kept = rush(url, RUSH, 3)
-            assert kept <= MOST_IDLE, kept
+            assert kept <= MAX_IDLE, kept
             figures: dict[str, Any] = {"seconds": seconds, "outcomes": dict(sorted(outcomes.items()))}
             figures |= {"slow": slow.result(), "rush": RUSH, "kept": kept, "megabytes": megabytes}
         figures |= {"right": counts, "log": pathlib.Path(folder, "log").read_text(encoding="utf-8")}

@@ -41,7 +41,7 @@ from jlade.integrations.ray import MISSING
 from jlade.integrations.ray import model as model_lib
 from jlade.server import records
 from jlade.server.fields import Body
-from jlade.server.protocol import Asked
+from jlade.server.protocol import Completion
 from jlade.server.records import Record
 
 BYTE_ORDER_MARK = "\ufeff"  # of UTF-8, which is no text
@@ -228,7 +228,7 @@ class Completer:
             "logprobs": False,
         }
         directory = functools.partial(location.find, model, revision)
-        self._reader = records.Reader(params, self._request, directory, self._engine.capacity)
+        self._reader = records.RecordReader(params, self._request, directory, self._engine.capacity)
         self._reading = threading.Lock()
 
     async def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class Completer:
         found: list[Generation | Exception] = []
         if valid:
             options: Any = records.together([options for _, options, _ in valid])
-            options["logprobs"] = any(asked.options.get("logprobs") for _, _, asked in valid)
+            options["logprobs"] = any(completion.options.get("logprobs") for _, _, completion in valid)
             found = self._engine.generate(prompts.whole([ids for ids, _, _ in valid]), **options)
         generations = iter(found)
         lines = []
@@ -287,13 +287,13 @@ class Completer:
                 lines.append(records.result(record, self._given, self._request, each[2], out))
         return lines
 
-    def _read(self, record: Record, number: int) -> tuple[list[int], dict[str, Any], Asked] | str:
+    def _read(self, record: Record, number: int) -> tuple[list[int], dict[str, Any], Completion] | str:
         """Returns the token ids of a record, its options and all that it asks for, or why it cannot be completed."""
         try:
-            ids, options, asked = self._reader.read(record)
+            ids, options, completion = self._reader.read(record)
         except ValueError as error:
             return str(error)
-        return ids, {"key": records.key(self._key, number)} | options, asked
+        return ids, {"key": records.key(self._key, number)} | options, completion
 
 
 def _without_repeated_ids(job: list[Record]) -> list[tuple[int, Record]]:
