@@ -452,8 +452,8 @@ FAULTS = (
     ),
     Fault(
         "true and 1.5 are integers",
-        "jlade.config.check_int",
-        lambda right: lambda name, value, least, most=None: right(name, int(value), least, most),
+        "jlade.errors.check_int",
+        lambda right: lambda name, value, min_value, max_value=None: right(name, int(value), min_value, max_value),
         ("tests/test_config.py::test_bad_settings_are_refused",),
     ),
     Fault(
