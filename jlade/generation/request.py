@@ -344,6 +344,5 @@ def _check_bans(sampling: Sampling, stopping: Stopping, vocab_size: int) -> None
         for row, ids, minimum in zip(banned, stopping.eos_ids, stopping.min_new_tokens, strict=True):
             row[ids[(ids >= 0) & (minimum > 0)]] = True
     if banned.all(axis=1).any():
-        raise ArgumentValueError(
-            "logit_bias", f"leaves none of {vocab_size} tokens to draw, beside end tokens before the minimum of tokens"
-        )
+        also = "" if stopping.min_new_tokens is None else ", as the minimum of new tokens bans end tokens too"
+        raise ArgumentValueError("logit_bias", f"leaves none of {vocab_size} tokens to draw{also}")

@@ -20,7 +20,7 @@ OPEN = ("/", "/health")  # paths that need no key: the page asks for it
 JSON = "application/json"
 MAX_BYTES = 4 * 2**20  # of a body
 BODY_SECONDS = 30  # to send a body
-ID, MAX_ID = "x-request-id", 128  # the header, and characters of an id
+ID, MAX_ID_LENGTH = "x-request-id", 128  # the header, and characters of an id
 RETRY_AFTER = "2"  # seconds, where the server is busy or ends
 
 
@@ -92,7 +92,7 @@ def keys(text: str, source: str) -> list[str]:
 def request_id(scope: Scope) -> str:
     """Returns the id of a request: the client's, if it is short and printable, else a new one."""
     given = Headers(scope=scope).get(ID, "")
-    is_usable = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
+    is_usable = 0 < len(given) <= MAX_ID_LENGTH and given.isascii() and given.isprintable()
     made: str = scope.setdefault("state", {}).setdefault("request_id", given if is_usable else uuid.uuid4().hex)
     return made
 

@@ -24,8 +24,8 @@ from jlade.server.thoughts import Thoughts, end_of_begun
 from jlade.server.tools import Tools
 
 MAX_CHOICES = 128  # of a body, by default
-MAX_STOP_STRINGS, MAX_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
-MAX_KEY = 1024  # characters of a prompt_cache_key
+MAX_STOP_STRINGS, MAX_STOP_LENGTH = 64, 1024  # each token is compared with all of them, on the host
+MAX_KEY_LENGTH = 1024  # characters of a prompt_cache_key
 DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
 # The fields that are read in the body of a chat or a completion alone, and in both.
@@ -61,7 +61,7 @@ class Completion:
       tools: that an answer may use, None for none, and the form of their calls.
       thoughts: with which an answer may begin.
       after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
-      limit: most new tokens; None for a chat without a limit.
+      limit: most new tokens; None for as many as fit.
       seed: None for a text that differs each time.
       include_usage: whether a stream ends with the numbers of tokens.
       continuous_usage: whether its other chunks have them too, up to there.
@@ -569,11 +569,11 @@ def _bias(bias: Any, vocab_size: int) -> dict[int, float]:
 
 def _stop(stop: Any) -> list[str]:
     strings = [stop] if isinstance(stop, str) else stop
-    accepted = f"a string or a list of at most {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_STRING} characters"
+    accepted = f"a string or a list of at most {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_LENGTH} characters"
     if not isinstance(strings, list) or len(strings) > MAX_STOP_STRINGS:
         raise fields.refused("stop", stop, accepted)
     for string in strings:
-        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_STRING:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_LENGTH:
             raise fields.refused("stop", string, accepted)
         fields.text("stop", string)
     return strings
@@ -587,8 +587,8 @@ def _shares(body: Body) -> Body:
     options: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
     keeps = fields.boolean(body, "remember", default=True)
     key = body.get("prompt_cache_key")
-    if key is not None and len(fields.text("prompt_cache_key", key)) > MAX_KEY:
-        raise fields.refused("prompt_cache_key", key, f"a string of at most {MAX_KEY} characters")
+    if key is not None and len(fields.text("prompt_cache_key", key)) > MAX_KEY_LENGTH:
+        raise fields.refused("prompt_cache_key", key, f"a string of at most {MAX_KEY_LENGTH} characters")
     options |= {"remember_key": key, "remember": keeps} if key else {}
     salt = body.get("cache_salt")
     if salt == "":
