@@ -387,10 +387,9 @@ class _Compiler:
         if "not" in no:
             result.append(no["not"])
         for keyword in [each for each in CHOICES if each in no]:
-            if keyword == "oneOf" and any(
-                not self._are_disjoint(*pair, path, self.depth) for pair in itertools.combinations(no["oneOf"], 2)
-            ):
-                raise UnsupportedError(f"{path}/oneOf: options that overlap are not supported within not")
+            if keyword == "oneOf":  # values of several options are refused, too
+                pairs = itertools.combinations(no["oneOf"], 2)
+                result += [_both(*pair) for pair in pairs if not self._are_disjoint(*pair, path, self.depth)]
             ways: list[Schema] = [True]
             for index, option in enumerate(no[keyword]):
                 others = self._failing(option, base, f"{path}/{keyword}/{index}")

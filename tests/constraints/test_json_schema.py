@@ -166,6 +166,17 @@ CASES = [
     ({"type": "array", "items": {"enum": [1, 2]}, "not": {"items": {"const": 1}}}, [[2], [1, 2]], [[], [1]]),
     ({"not": {"anyOf": [{"type": ["object", "array", "number", "null"]}, {"const": True}]}}, [False, "a"], [True, 1]),
     ({"oneOf": [{"type": "integer"}, {"minimum": 3}], "type": ["integer", "string"]}, [1, 2, "a"], [3, 4, 1.5]),
+    # Values of several options are excluded by `not` of none of them, and allowed by `not` of one of them.
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+         "not": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+        [{}, {"a": 1, "b": 1}], [{"a": 1}, {"b": 1}],
+    ),
+    (
+        {"type": ["integer", "string", "null"],
+         "not": {"oneOf": [{"type": "integer"}, {"minimum": 3}, {"type": ["string", "integer"], "maximum": 10}]}},
+        [0, 3, 11, "a"], [None],
+    ),
     (
         {"oneOf": [{"type": "object", "properties": {name: {"type": "integer"}}, "additionalProperties": False}
          for name in "abc"]},
