@@ -1,6 +1,7 @@
 """JSON Schema against an independent validator: texts of an automaton are valid, and instances are accepted or not."""
 
 import functools
+import ipaddress
 import json
 import random
 import re
@@ -230,6 +231,43 @@ def test_texts_are_valid(schema, right, wrong, data):
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     value = json.loads(walked(found, data.draw(st.randoms(use_true_random=False))))
     assert validator.is_valid(value), value
+
+
+UUID = "9afa87a9-9a8b-{}ab9-a3c9-989c498e4acf"
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        *((f"UUID{version}", [UUID.format(version)], [UUID.format(2), "a"]) for version in (1, 3, 4, 5, 6, 7, 8)),
+        (ipaddress.IPv4Interface, ["10.0.0.1/8", "10.0.0.1"], ["10.0.0.1/33", "::"]),
+        (ipaddress.IPv6Interface, ["2001:db8::1/64", "::"], ["::/129", "10.0.0.1"]),
+        (
+            ipaddress.IPv4Network,
+            ["172.16.0.0/12", "10.0.0.0/9", "0.0.0.0/0", "10.0.0.1"],
+            ["10.0.0.1/8", "172.8.0.0/12"],
+        ),
+        (ipaddress.IPv6Network, ["2001:db8::/32", "::/0", "::1", "1:2:3:4:5:6:7::/112"], ["2001:db8::/16", "::/129"]),
+        ("IPvAnyAddress", ["10.0.0.1", "::1"], ["10.0.0.0/8", "a"]),
+        ("IPvAnyInterface", ["10.0.0.1/8", "::1/64"], ["10.0.0.1/64"]),
+        ("IPvAnyNetwork", ["10.0.0.0/8", "2001:db8::/32"], ["10.0.0.1/8"]),
+        ("Base64Bytes", ["", "ab+/", "YQ==", "YWI="], ["a", "YQ="]),
+        ("Base64UrlBytes", ["", "ab-_", "YQ=="], ["abc"]),
+    ],
+)
+def test_formats_of_pydantic(kind, right, wrong):
+    pydantic = pytest.importorskip("pydantic")
+    judge = pydantic.TypeAdapter(getattr(pydantic, kind) if isinstance(kind, str) else kind)
+    found = automaton.build(json_schema.parse(judge.json_schema()))
+    for text in right:
+        assert found.accepts(f'"{text}"'.encode())
+    for text in wrong:
+        assert not found.accepts(f'"{text}"'.encode())
+        with pytest.raises(ValueError, match="validation error"):
+            judge.validate_python(text)
+    rng = random.Random(0)
+    for text in [*(f'"{text}"' for text in right), *(walked(found, rng) for _ in range(20))]:
+        judge.validate_json(text)
 
 
 @settings(max_examples=200)
