@@ -364,6 +364,12 @@ def test_counts_take_no_states(schema, most):
     assert len(automaton.build(json_schema.parse(schema), counts=True).is_final) <= most
 
 
+# Objects within each other in a million orders, each of which is read once.
+NAMES = "abcd"
+OF_ALL = {"type": "object", "properties": {name: {"$ref": f"#/$defs/{name}"} for name in NAMES}}
+GRAPH = {"$ref": "#/$defs/a", "$defs": dict.fromkeys(NAMES, OF_ALL)}
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -376,6 +382,7 @@ def test_counts_take_no_states(schema, most):
             "#/items/items/maxLength of 2083: an automaton of more than 32767 states",
         ),
         ({"type": "string", "pattern": "^(a|b)*a(a|b){20}$", "maxLength": 30}, "#/maxLength of 30: an automaton of"),
+        (GRAPH, "an automaton of more than 32767 states"),
     ],
 )
 def test_what_is_too_large_has_a_name(schema, message):
