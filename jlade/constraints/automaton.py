@@ -315,7 +315,7 @@ class _Graph:
     def _is_counted(self, part: Repeat) -> bool:
         """Whether a repetition is a loop: it takes more states than those within it if they are not counted."""
         number = _iterations(part)
-        if not self._may_count(part) or number < COUNTED or part.least > moves_lib.MOST_COUNT:
+        if number < COUNTED or part.least > moves_lib.MOST_COUNT or not self._may_count(part):
             return False
         return self._size(part.part, False) <= number * self._size(part.part, True)
 

@@ -25,6 +25,8 @@ _IPV6 = (
     rf"|({_GROUP}:){{1,4}}:({_GROUP}:)?{_LAST}|({_GROUP}:){{1,5}}:{_LAST}|({_GROUP}:){{1,6}}:{_GROUP}"
     rf"|({_GROUP}:){{1,7}}:|::({_GROUP})?)"
 )
+_UUID = r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-%s-[0-9A-Fa-f]{12}"
+_BASE64 = "([A-Za-z0-9{0}]{{4}})*([A-Za-z0-9{0}]{{2}}([A-Za-z0-9{0}]|=)=)?"
 _LETTER = "[A-Za-z0-9]"
 _LABEL = rf"{_LETTER}(-?{_LETTER}){{0,31}}"  # up to 63 characters
 _LABELS = rf"{_LABEL}(\.{_LABEL})*"
@@ -41,6 +43,21 @@ _URI = rf"[A-Za-z][A-Za-z0-9+.-]*:({_ROOTED}|({_CHARACTER}+{_PATH})?){_END}"
 _RELATIVE = rf"({_ROOTED}|(([A-Za-z0-9._~!$&'()*+,;=@-]|{_ESCAPE})+{_PATH})?){_END}"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 
+
+def _network4(length: int) -> str:
+    """Returns the networks of IPv4 with a prefix of some bits: those after it are 0."""
+    whole, bits = divmod(length, 8)
+    multiples = "|".join(map(str, range(0, 256, 256 >> bits)))
+    return r"\.".join([*[_BYTE] * whole, f"({multiples})", "0", "0", "0"][:4]) + f"/{length}"
+
+
+def _network6(groups: int) -> str:
+    """Returns the networks of IPv6 whose prefixes have some groups, or more bits, which are 0."""
+    lengths = "|".join(map(str, range(16 * groups, 129)))
+    address = rf"({_GROUP}:){{{groups}}}:" if groups else "::"
+    return f"{address}/({lengths})"
+
+
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -51,11 +68,21 @@ FORMATS = {
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
-    "uuid": r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
+    "uuid": _UUID % r"[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}",
     "uri": _URI,
     "uri-reference": rf"{_URI}|{_RELATIVE}",
     "json-pointer": r"(/([^~/]|~[01])*)*",
+    # Those of pydantic.
+    **{f"uuid{version}": _UUID % rf"{version}[0-9A-Fa-f]{{3}}-[89ABab][0-9A-Fa-f]{{3}}" for version in range(1, 9)},
+    "ipv4interface": rf"{_IPV4}(/([12]?\d|3[0-2]))?",
+    "ipv6interface": rf"{_IPV6}(/([1-9]?\d|1[01]\d|12[0-8]))?",
+    "ipv4network": "|".join([_IPV4, *map(_network4, range(33))]),
+    "ipv6network": "|".join([_IPV6, *map(_network6, range(8))]),
+    "base64": _BASE64.format("+/"),
+    "base64url": _BASE64.format("_-"),
 }
+FORMATS |= {f"ipvany{kind}": f"{FORMATS[f'ipv4{kind}']}|{FORMATS[f'ipv6{kind}']}" for kind in ("interface", "network")}
+FORMATS["ipvanyaddress"] = rf"{_IPV4}|{_IPV6}"
 
 # Formats that a draft of JSON Schema defines, and that are not supported. Other names are annotations, as are keywords
 # that no draft defines, and so is "regex".

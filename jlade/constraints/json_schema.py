@@ -135,6 +135,8 @@ class _Compiler:
         self.followed: set[str] = set()  # references that the schema being read has been expanded by
         self.num_nested = 0  # schemas around the one that is being read
         self.known: dict[int, Expression] = {}  # any value, by its depth
+        # Values by their schemas and the references that are being followed. A schema is kept, so that its id is.
+        self.read: dict[tuple[int, frozenset[tuple[str, int]]], tuple[Schema, Expression]] = {}
 
     def begin(self, bracket: str) -> Expression:
         return sequence(literal(bracket), self.line)
@@ -286,6 +288,12 @@ class _Compiler:
 
     def value(self, schema: Schema, path: str) -> Expression:
         """Returns the texts of the values of a schema; `NOTHING` if there are none up to the depth."""
+        key = id(schema), frozenset((+self.open).items())
+        if key not in self.read:
+            self.read[key] = schema, self._value_to_depth(schema, path)
+        return self.read[key][1]
+
+    def _value_to_depth(self, schema: Schema, path: str) -> Expression:
         if self.num_nested >= MOST_NESTED:
             raise UnsupportedError("#: its references are too deep within each other")
         schema, followed = self._followed(self.expanded, schema, path)
@@ -387,10 +395,9 @@ class _Compiler:
         if "not" in no:
             result.append(no["not"])
         for keyword in [each for each in CHOICES if each in no]:
-            if keyword == "oneOf" and any(
-                not self._are_disjoint(*pair, path, self.depth) for pair in itertools.combinations(no["oneOf"], 2)
-            ):
-                raise UnsupportedError(f"{path}/oneOf: options that overlap are not supported within not")
+            if keyword == "oneOf":  # values of several options are refused, too
+                pairs = itertools.combinations(no["oneOf"], 2)
+                result += [_both(*pair) for pair in pairs if not self._are_disjoint(*pair, path, self.depth)]
             ways: list[Schema] = [True]
             for index, option in enumerate(no[keyword]):
                 others = self._failing(option, base, f"{path}/{keyword}/{index}")
@@ -771,9 +778,9 @@ class _Compiler:
         path: str,
     ) -> list[Expression]:
         """Returns the properties that are not declared, by the patterns of their names."""
-        left = names if names is not None else _usual_string()
-        if properties:
-            left = difference(left, choice(*map(spelled, properties)))
+        left = _other_names(tuple(properties))
+        if names is not None:
+            left = intersection(left, names)
         # The names by the patterns that they match.
         cells: list[tuple[Automaton, Schema | None]] = [(left, None)]
         for pattern, each in schema.get("patternProperties", {}).items():
@@ -873,6 +880,12 @@ def _any_string() -> Automaton:
 def _usual_string() -> Automaton:
     """Returns any string in its usual spelling."""
     return minimal(build(sequence(literal('"'), Repeat(_character(), 0, None), literal('"'))))
+
+
+@functools.lru_cache(maxsize=64)
+def _other_names(names: tuple[str, ...]) -> Automaton:
+    """Returns any string but some names, in its usual spelling."""
+    return difference(_usual_string(), choice(*map(spelled, names))) if names else _usual_string()
 
 
 def _absent(name: str, base: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """JSON Schema against an independent validator: texts of an automaton are valid, and instances are accepted or not."""
 
 import functools
+import ipaddress
 import json
 import random
 import re
@@ -174,6 +175,17 @@ CASES = [
     ({"type": "array", "items": {"enum": [1, 2]}, "not": {"items": {"const": 1}}}, [[2], [1, 2]], [[], [1]]),
     ({"not": {"anyOf": [{"type": ["object", "array", "number", "null"]}, {"const": True}]}}, [False, "a"], [True, 1]),
     ({"oneOf": [{"type": "integer"}, {"minimum": 3}], "type": ["integer", "string"]}, [1, 2, "a"], [3, 4, 1.5]),
+    # Values of several options are excluded by `not` of none of them, and allowed by `not` of one of them.
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+         "not": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+        [{}, {"a": 1, "b": 1}], [{"a": 1}, {"b": 1}],
+    ),
+    (
+        {"type": ["integer", "string", "null"],
+         "not": {"oneOf": [{"type": "integer"}, {"minimum": 3}, {"type": ["string", "integer"], "maximum": 10}]}},
+        [0, 3, 11, "a"], [None],
+    ),
     (
         {"oneOf": [{"type": "object", "properties": {name: {"type": "integer"}}, "additionalProperties": False}
          for name in "abc"]},
@@ -227,6 +239,43 @@ def test_texts_are_valid(schema, right, wrong, data):
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     value = json.loads(walked(found, data.draw(st.randoms(use_true_random=False))))
     assert validator.is_valid(value), value
+
+
+UUID = "9afa87a9-9a8b-{}ab9-a3c9-989c498e4acf"
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        *((f"UUID{version}", [UUID.format(version)], [UUID.format(2), "a"]) for version in (1, 3, 4, 5, 6, 7, 8)),
+        (ipaddress.IPv4Interface, ["10.0.0.1/8", "10.0.0.1"], ["10.0.0.1/33", "::"]),
+        (ipaddress.IPv6Interface, ["2001:db8::1/64", "::"], ["::/129", "10.0.0.1"]),
+        (
+            ipaddress.IPv4Network,
+            ["172.16.0.0/12", "10.0.0.0/9", "0.0.0.0/0", "10.0.0.1"],
+            ["10.0.0.1/8", "172.8.0.0/12"],
+        ),
+        (ipaddress.IPv6Network, ["2001:db8::/32", "::/0", "::1", "1:2:3:4:5:6:7::/112"], ["2001:db8::/16", "::/129"]),
+        ("IPvAnyAddress", ["10.0.0.1", "::1"], ["10.0.0.0/8", "a"]),
+        ("IPvAnyInterface", ["10.0.0.1/8", "::1/64"], ["10.0.0.1/64"]),
+        ("IPvAnyNetwork", ["10.0.0.0/8", "2001:db8::/32"], ["10.0.0.1/8"]),
+        ("Base64Bytes", ["", "ab+/", "YQ==", "YWI="], ["a", "YQ="]),
+        ("Base64UrlBytes", ["", "ab-_", "YQ=="], ["abc"]),
+    ],
+)
+def test_formats_of_pydantic(kind, right, wrong):
+    pydantic = pytest.importorskip("pydantic")
+    judge = pydantic.TypeAdapter(getattr(pydantic, kind) if isinstance(kind, str) else kind)
+    found = automaton.build(json_schema.parse(judge.json_schema()))
+    for text in right:
+        assert found.accepts(f'"{text}"'.encode())
+    for text in wrong:
+        assert not found.accepts(f'"{text}"'.encode())
+        with pytest.raises(ValueError, match="validation error"):
+            judge.validate_python(text)
+    rng = random.Random(0)
+    for text in [*(f'"{text}"' for text in right), *(walked(found, rng) for _ in range(20))]:
+        judge.validate_json(text)
 
 
 @settings(max_examples=200)
@@ -323,6 +372,12 @@ def test_counts_take_no_states(schema, most):
     assert len(automaton.build(json_schema.parse(schema), counts=True).is_final) <= most
 
 
+# Objects within each other in a million orders, each of which is read once.
+NAMES = "abcd"
+OF_ALL = {"type": "object", "properties": {name: {"$ref": f"#/$defs/{name}"} for name in NAMES}}
+GRAPH = {"$ref": "#/$defs/a", "$defs": dict.fromkeys(NAMES, OF_ALL)}
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -335,6 +390,7 @@ def test_counts_take_no_states(schema, most):
             "#/items/items/maxLength of 2083: an automaton of more than 32767 states",
         ),
         ({"type": "string", "pattern": "^(a|b)*a(a|b){20}$", "maxLength": 30}, "#/maxLength of 30: an automaton of"),
+        (GRAPH, "an automaton of more than 32767 states"),
     ],
 )
 def test_what_is_too_large_has_a_name(schema, message):

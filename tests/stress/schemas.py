@@ -29,7 +29,7 @@ from jlade.constraints.moves import DEAD
 
 KEYWORDS = [*KINDS, *REFUSED, "const", "title", "$defs", "definitions"]
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 1.5, 1e30, float("inf"), "", "a", "object", "#", "#/$defs/a", "(", "^a$",
+    None, True, False, 0, 1, -1, 1.5, 1e30, 1e308, float("inf"), "", "a", "object", "#", "#/$defs/a", "(", "^a$",
     [], [None], ["a"], [1], [{}], [True], ["a", "a"], [[]], {}, {"a": None}, {"a": 1}, {"a": "b"}, {"a": ["b"]},
     {"a": {}}, {"a": {"type": "integer"}}, {"type": "string"}, {"type": 5}, {"enum": [1, "a"]}, {"$ref": "#"},
     {"not": {}}, {"anyOf": [{}, None]},
