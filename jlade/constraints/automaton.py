@@ -16,8 +16,8 @@ import numpy as np
 from jlade.constraints import moves as moves_lib
 from jlade.constraints.moves import DEAD
 
-MOST_STATES = moves_lib.STATE  # of an automaton; those of larger ones would take minutes to find
-MOST_PLACES = 8 * MOST_STATES  # of a nondeterministic automaton, of which one is made
+MAX_STATES = moves_lib.STATE  # of an automaton; those of larger ones would take minutes to find
+MAX_PLACES = 8 * MAX_STATES  # of a nondeterministic automaton, of which one is made
 COUNTED = 8  # iterations of which a repetition is counted
 NO_LOOP = -1
 LAST_CODE_POINT = 0x10FFFF
@@ -25,14 +25,14 @@ SURROGATES = (0xD800, 0xDFFF)
 
 
 class TooLargeError(ValueError):
-    """An automaton has more than `MOST_STATES` states.
+    """An automaton has more than `MAX_STATES` states.
 
     Args:
       name: of the part that has most of them, None if there is no such part.
     """
 
     def __init__(self, name: str | None = None) -> None:
-        super().__init__((f"{name}: " if name else "") + f"an automaton of more than {MOST_STATES} states is too large")
+        super().__init__((f"{name}: " if name else "") + f"an automaton of more than {MAX_STATES} states is too large")
         self.name = name
 
 
@@ -58,8 +58,8 @@ class Repeat(NamedTuple):
     """An expression several times."""
 
     part: "Expression"
-    least: int
-    most: int | None  # None for any number
+    minimum: int
+    maximum: int | None  # None for any number
 
 
 class Network(NamedTuple):
@@ -90,7 +90,7 @@ class Automaton:
         """The state after a byte of each class in each state, `DEAD` where no text goes on, [S, K] int32."""
         return self.moves if self.bounds is None else moves_lib.state_after(self.moves)
 
-    def likely(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+    def likely(self, maximum: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the likely text after each state, and the number of its bytes that are certain: no other may come.
 
         It is the shortest one with which a text ends, but for a space after each comma and colon, as JSON is written.
@@ -109,8 +109,8 @@ class Automaton:
         takes_space = next_state[:, self.class_of_byte[ord(" ")]] != DEAD
 
         state, last = np.arange(len(byte)), np.full(len(byte), -1)
-        text, num_certain = np.full((len(byte), most), -1), np.zeros(len(byte), np.int32)
-        for place in range(most):
+        text, num_certain = np.full((len(byte), maximum), -1), np.zeros(len(byte), np.int32)
+        for place in range(maximum):
             last = np.where(np.isin(last, list(b",:")) & takes_space[state], ord(" "), byte[state])
             last[state == DEAD] = -1
             text[:, place] = last
@@ -131,7 +131,7 @@ class Automaton:
         if not (
             [each.dtype for each in arrays] == [np.int32, np.int32, np.int32, np.bool_]
             and (classes.shape, bounds.shape, self.is_final.shape) == ((256,), (size, 2), (size,))
-            and 0 < size <= MOST_STATES
+            and 0 < size <= MAX_STATES
             and ((states >= DEAD) & (states < size)).all()
             and ((classes >= 0) & (classes < num_classes)).all()
         ):
@@ -145,16 +145,16 @@ class Automaton:
 
     def ends(self, state: int) -> bool:
         """Whether a text may end in a state, which has a count."""
-        least = 0 if self.bounds is None else self.bounds[state & moves_lib.STATE, 0]
-        return bool(self.is_final[state & moves_lib.STATE] and moves_lib.count(state) >= least)
+        minimum = 0 if self.bounds is None else self.bounds[state & moves_lib.STATE, 0]
+        return bool(self.is_final[state & moves_lib.STATE] and moves_lib.count(state) >= minimum)
 
     def run(self, text: bytes, state: int = 0) -> int:
         """Returns the state after a text, with its count."""
         for byte in text:
             place = state & moves_lib.STATE
             move = int(self.moves[place, self.class_of_byte[byte]])
-            least, most = (0, moves_lib.UNBOUNDED) if self.bounds is None else self.bounds[place].tolist()
-            if not moves_lib.is_allowed(state, move, least, most):
+            minimum, maximum = (0, moves_lib.UNBOUNDED) if self.bounds is None else self.bounds[place].tolist()
+            if not moves_lib.is_allowed(state, move, minimum, maximum):
                 return DEAD
             state = moves_lib.after(state, move)
         return state
@@ -165,13 +165,13 @@ class Counted(NamedTuple):
 
     part: Automaton
     counter: Automaton
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
     automaton: Automaton  # that has one loop, and its first state outside of it
 
     def unrolled(self) -> Automaton:
         """Returns the automaton that has states for each number of iterations."""
-        return intersection(self.part, _repeated(self.counter, self.least, self.most))
+        return intersection(self.part, _repeated(self.counter, self.minimum, self.maximum))
 
 
 Expression = Byte | Series | Choice | Repeat | Network | Named | Automaton | Counted
@@ -269,8 +269,8 @@ class _Loop(NamedTuple):
     """A part of a graph whose iterations are counted."""
 
     part: Repeat | Counted
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
 
 class _Graph:
@@ -301,7 +301,7 @@ class _Graph:
         self.reads.append([])
         self.skips.append([])
         self.loop.append(self.current)
-        if len(self.reads) > MOST_PLACES:
+        if len(self.reads) > MAX_PLACES:
             raise TooLargeError
         return len(self.reads) - 1
 
@@ -315,7 +315,7 @@ class _Graph:
     def _is_counted(self, part: Repeat) -> bool:
         """Whether a repetition is a loop: it takes more states than those within it if they are not counted."""
         number = _iterations(part)
-        if number < COUNTED or part.least > moves_lib.MOST_COUNT or not self._may_count(part):
+        if number < COUNTED or part.minimum > moves_lib.MAX_COUNT or not self._may_count(part):
             return False
         return self._size(part.part, False) <= number * self._size(part.part, True)
 
@@ -341,14 +341,14 @@ class _Graph:
                 return number * (self._size(part, True) if counts else alone)
             case Automaton(is_final=is_final):
                 return len(is_final)
-            case Counted(part, _, least, most):
-                return len(part.is_final) * (1 if counts else least + 1 if most is None else most)
+            case Counted(part, _, minimum, maximum):
+                return len(part.is_final) * (1 if counts else minimum + 1 if maximum is None else maximum)
         return 1
 
     def _add_loop(self, part: Repeat, begin: int) -> int:
         """Adds a counted loop, and returns the state in which it has been left."""
         self.current = len(self.loops)
-        self.loops.append(_Loop(part, part.least, _most_counted(part.most)))
+        self.loops.append(_Loop(part, part.minimum, _most_counted(part.maximum)))
         between, first = self.state(), self.state()
         self.between.add(between)
         self.begins.add(first)
@@ -378,12 +378,12 @@ class _Graph:
                     self.skips[self.add(option, first)].append(end)
             case Repeat() if self._is_counted(expression):
                 end = self._add_loop(expression, begin)
-            case Repeat(part, least, most):
+            case Repeat(part, minimum, maximum):
                 self._check_unrolled(expression)
                 end = begin
-                for _ in range(least):
+                for _ in range(minimum):
                     end = self.add(part, end)
-                if most is None:
+                if maximum is None:
                     loop, begin = self.state(), end
                     end = self.state()
                     self.skips[begin].append(loop)
@@ -391,7 +391,7 @@ class _Graph:
                     self.skips[loop].append(end)
                 else:
                     exits = [end]
-                    for _ in range(most - least):
+                    for _ in range(maximum - minimum):
                         exits.append(self.add(part, exits[-1]))
                     end = self.state()
                     for each in exits:
@@ -420,7 +420,7 @@ class _Graph:
                 end = self._add_automaton(expression, begin)
             case Counted(automaton=automaton):
                 if self._may_count(expression):
-                    self.loops.append(_Loop(expression, expression.least, _most_counted(expression.most)))
+                    self.loops.append(_Loop(expression, expression.minimum, _most_counted(expression.maximum)))
                     end = self._add_automaton(automaton, begin, len(self.loops) - 1)
                 else:
                     end = self._add_automaton(expression.unrolled(), begin)
@@ -430,10 +430,12 @@ class _Graph:
         """Raises the error of a repetition without a loop that has too many states, before they are made."""
         number = _iterations(part)
         # The states of a deterministic part are certain, those of others are a guess.
-        most = 2 * MOST_STATES if isinstance(part.part, Automaton) else MOST_PLACES
+        maximum = 2 * MAX_STATES if isinstance(part.part, Automaton) else MAX_PLACES
         counts = self.unrolled is not None and self.current == NO_LOOP
-        if number > MOST_STATES or number * self._size(part.part, counts) > most:
-            raise TooLargeError(f"a repetition of {part.least} to {'any number' if part.most is None else part.most}")
+        if number > MAX_STATES or number * self._size(part.part, counts) > maximum:
+            raise TooLargeError(
+                f"a repetition of {part.minimum} to {'any number' if part.maximum is None else part.maximum}"
+            )
 
     def _add_automaton(self, automaton: Automaton, begin: int, loop: int = NO_LOOP) -> int:
         """Adds an automaton, whose states but for the first one may be in a loop."""
@@ -462,12 +464,12 @@ class _Graph:
 
 def _iterations(part: Repeat) -> int:
     """Returns the iterations of a repetition that take states if they are not counted."""
-    return part.least + 1 if part.most is None else part.most
+    return part.minimum + 1 if part.maximum is None else part.maximum
 
 
-def _most_counted(most: int | None) -> int:
+def _most_counted(maximum: int | None) -> int:
     """Returns the most iterations of a loop: the count has no place for more."""
-    return min(moves_lib.MOST_COUNT, moves_lib.MOST_COUNT if most is None else most)
+    return min(moves_lib.MAX_COUNT, moves_lib.MAX_COUNT if maximum is None else maximum)
 
 
 # One of the states of a graph in which a text may be, and what has been passed since the last byte: whether an
@@ -511,7 +513,7 @@ def _closure(graph: _Graph, state: int) -> frozenset[_Member]:
                 loop = graph.loop[here]
                 if loop == graph.loop[state] and not leaves:
                     after = target, begins, True
-                elif graph.loops[loop].least > 0:  # it has just been entered
+                elif graph.loops[loop].minimum > 0:  # it has just been entered
                     continue
             if after not in seen:
                 seen.add(after)
@@ -527,7 +529,7 @@ def build(expression: Expression, counts: bool = False) -> Automaton:
       counts: whether it may count iterations. Products are made of automata that do not.
 
     Raises:
-      TooLargeError: it has more than `MOST_STATES` states.
+      TooLargeError: it has more than `MAX_STATES` states.
     """
     if isinstance(expression, Automaton):
         return expression
@@ -550,12 +552,12 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
     """Returns the deterministic automaton of a graph, and the loops that it cannot count.
 
     Raises:
-      TooLargeError: it has more than `MOST_STATES` states.
+      TooLargeError: it has more than `MAX_STATES` states.
     """
     class_of_byte, members = _byte_classes({accepted for reads in graph.reads for accepted, _, _ in reads})
     reads = [[(members[accepted], target, begun) for accepted, target, begun in reads] for reads in graph.reads]
     closure, ambiguous = functools.cache(functools.partial(_closure, graph)), set[int]()
-    bounds_of = [(each.least, each.most) for each in graph.loops] + [None]  # the last for `NO_LOOP`
+    bounds_of = [(each.minimum, each.maximum) for each in graph.loops] + [None]  # the last for `NO_LOOP`
 
     def subset(states: frozenset[int]) -> _Subset:
         try:
@@ -591,7 +593,7 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
                 if after not in places:
                     places[after] = len(subsets)
                     subsets.append(after)
-                    if len(subsets) > MOST_STATES:
+                    if len(subsets) > MAX_STATES:
                         raise TooLargeError
                 known[key] = places[after]
             row[each] = moves_lib.move(known[key], *passed[each])
@@ -703,7 +705,7 @@ def _pairs(first: Automaton, second: Automaton, both: bool) -> _Pairs:
     """Returns the pairs of states that texts of the first automaton reach, or texts of both.
 
     Raises:
-      TooLargeError: there are more than `MOST_STATES`.
+      TooLargeError: there are more than `MAX_STATES`.
     """
     pairs = np.stack([first.class_of_byte, second.class_of_byte])
     classes, class_of_byte = np.unique(pairs, axis=1, return_inverse=True)
@@ -728,7 +730,7 @@ def _explored(after: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np
       after: returns the states after some states [n] int64, `DEAD` for none [n, K].
 
     Raises:
-      TooLargeError: there are more than `MOST_STATES`.
+      TooLargeError: there are more than `MAX_STATES`.
     """
     place_of, rows = {0: 0}, list[np.ndarray]()
     new: np.ndarray = np.zeros(1, np.int64)
@@ -737,7 +739,7 @@ def _explored(after: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np
         reached, places = np.unique(targets, return_inverse=True)
         known = len(place_of)
         numbers = [DEAD if each == DEAD else place_of.setdefault(each, len(place_of)) for each in reached.tolist()]
-        if len(place_of) > MOST_STATES:
+        if len(place_of) > MAX_STATES:
             raise TooLargeError
         place = np.array(numbers, np.int32)
         rows.append(place[places.reshape(targets.shape)])
@@ -760,22 +762,22 @@ def meter(item: Expression) -> Automaton:
     )
 
 
-def counted(part: Expression, counter: Automaton, least: int, most: int | None) -> Expression:
-    """Returns the texts of an expression with `least` to `most` iterations, which a meter counts.
+def counted(part: Expression, counter: Automaton, minimum: int, maximum: int | None) -> Expression:
+    """Returns the texts of an expression with `minimum` to `maximum` iterations, which a meter counts.
 
     The count is of the iterations that a text will have at least: those that it has begun, and the fewest with which it
-    can be completed. So a text goes on as long as this is at most `most`, and each state takes one row.
+    can be completed. So a text goes on as long as this is at most `maximum`, and each state takes one row.
 
     Args:
       part: its texts are texts of the meter too.
       counter: begins iterations by its moves, as `meter` makes it.
-      least, most: the iterations; None for any number.
+      minimum, maximum: the iterations; None for any number.
 
     Raises:
-      TooLargeError: it has more than `MOST_STATES` states.
+      TooLargeError: it has more than `MAX_STATES` states.
     """
-    if max(least, most or 0) < COUNTED:
-        return intersection(part, _repeated(counter, least, most))
+    if max(minimum, maximum or 0) < COUNTED:
+        return intersection(part, _repeated(counter, minimum, maximum))
     found = build(part)
     pairs = _pairs(found, counter, both=True)
     begins = moves_lib.begun(counter.moves)[pairs.states[:, 1]][:, pairs.classes[1]]
@@ -784,35 +786,35 @@ def counted(part: Expression, counter: Automaton, least: int, most: int | None) 
     whole = _trimmed(Automaton(moves, pairs.class_of_byte, is_final, moves_lib.without_bounds(len(moves))))
     ways = _Ways.of(whole)
     nearest = ways.fewest()
-    if nearest[0] == FAR or (most is not None and nearest[0] > most):
+    if nearest[0] == FAR or (maximum is not None and nearest[0] > maximum):
         return NOTHING
-    if least > nearest[0] and not ways.go_on(nearest):
-        found = intersection(found, _repeated(counter, least, None))
-        return found if most is None else counted(found, counter, 0, most)
-    if (most is None or ways.are_within(most)) and least <= nearest[0]:
+    if minimum > nearest[0] and not ways.go_on(nearest):
+        found = intersection(found, _repeated(counter, minimum, None))
+        return found if maximum is None else counted(found, counter, 0, maximum)
+    if (maximum is None or ways.are_within(maximum)) and minimum <= nearest[0]:
         return part
-    if least > moves_lib.MOST_COUNT or nearest.max() >= moves_lib.LONGEST:
-        return intersection(found, _repeated(counter, least, most))
-    return Counted(found, counter, least, most, _counting(whole, nearest, least, _most_counted(most)))
+    if minimum > moves_lib.MAX_COUNT or nearest.max() >= moves_lib.LONGEST:
+        return intersection(found, _repeated(counter, minimum, maximum))
+    return Counted(found, counter, minimum, maximum, _counting(whole, nearest, minimum, _most_counted(maximum)))
 
 
-def _counting(whole: Automaton, nearest: np.ndarray, least: int, most: int) -> Automaton:
+def _counting(whole: Automaton, nearest: np.ndarray, minimum: int, maximum: int) -> Automaton:
     """Returns an automaton that counts, with a first state outside of its loop.
 
     Args:
       whole: without bounds; its moves begin iterations.
       nearest: the fewest iterations after each state [S].
-      least, most: of a text.
+      minimum, maximum: of a text.
     """
     target = moves_lib.state_after(whole.moves)
     before = np.vstack([np.zeros(target.shape[1], int), np.broadcast_to(nearest[:, None], target.shape)])
     target = np.vstack([target[:1], target])
     begun = np.vstack([moves_lib.begun(whole.moves[:1]), moves_lib.begun(whole.moves)]) + nearest[target] - before
     is_dead = target == DEAD
-    is_dead[0] |= begun[0] > most
+    is_dead[0] |= begun[0] > maximum
     moves = np.where(is_dead, DEAD, moves_lib.move(target + 1, begun)).astype(np.int32)
-    is_final = np.append(whole.is_final[0] and least == 0, whole.is_final)
-    bounds = np.full((len(moves), 2), (least, most), np.int32)
+    is_final = np.append(whole.is_final[0] and minimum == 0, whole.is_final)
+    bounds = np.full((len(moves), 2), (minimum, maximum), np.int32)
     bounds[0] = 0, moves_lib.UNBOUNDED
     return _trimmed(Automaton(moves, whole.class_of_byte, is_final, bounds))
 
@@ -851,10 +853,10 @@ class _Ways(NamedTuple):
         goes_on[self.source[(self.begins > 0) & (nearest[self.target] == 0)]] = True
         return bool(goes_on[self.is_final].all())
 
-    def are_within(self, most: int) -> bool:
+    def are_within(self, maximum: int) -> bool:
         """Whether all texts have at most some iterations."""
         has_more: np.ndarray = np.ones(len(self.is_final), bool)  # than the number that is passed
-        for _ in range(most + 1):
+        for _ in range(maximum + 1):
             known, has_more = has_more, np.zeros(len(self.is_final), bool)
             has_more[self.source[(self.begins > 0) & known[self.target]]] = True
             while True:
@@ -869,20 +871,20 @@ class _Ways(NamedTuple):
         return False
 
 
-def _repeated(counter: Automaton, least: int, most: int | None) -> Automaton:
+def _repeated(counter: Automaton, minimum: int, maximum: int | None) -> Automaton:
     """Returns the automaton of the texts of a meter with some number of iterations, by a state for each of them.
 
     Raises:
-      TooLargeError: it has more than `MOST_STATES` states.
+      TooLargeError: it has more than `MAX_STATES` states.
     """
-    number, size = (least if most is None else most) + 1, len(counter.moves)
-    if number * size > MOST_STATES:
+    number, size = (minimum if maximum is None else maximum) + 1, len(counter.moves)
+    if number * size > MAX_STATES:
         raise TooLargeError
     after = np.arange(number)[:, None, None] + moves_lib.begun(counter.moves)
-    if most is None:
-        after = np.minimum(after, least)
+    if maximum is None:
+        after = np.minimum(after, minimum)
     is_dead = (counter.moves == DEAD) | (after >= number)
     next_state = np.where(is_dead, DEAD, after * size + moves_lib.state_after(counter.moves))
-    is_final = (np.arange(number) >= least)[:, None] & counter.is_final
+    is_final = (np.arange(number) >= minimum)[:, None] & counter.is_final
     flat = next_state.reshape(number * size, -1).astype(np.int32)
     return Automaton(flat, counter.class_of_byte, is_final.reshape(-1))

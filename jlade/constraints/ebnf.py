@@ -28,7 +28,7 @@ DEPTH = 3  # of rules within themselves
 ROOT = "root"
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)|(?P<is>::=)|(?P<name>[A-Za-z_][\w.-]*)|(?P<text>"(?:[^"\\\n]|\\.)*")"""
-    r"""|(?P<set>\[(?:[^\]\\\n]|\\.)*\])|(?P<count>\{\s*(?P<least>\d+)\s*(?P<comma>,\s*(?P<most>\d*)\s*)?\})"""
+    r"""|(?P<set>\[(?:[^\]\\\n]|\\.)*\])|(?P<count>\{\s*(?P<minimum>\d+)\s*(?P<comma>,\s*(?P<maximum>\d*)\s*)?\})"""
     r"""|(?P<sign>[()|*+?.])"""
 )
 _CHARACTER = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|(.)", re.DOTALL)
@@ -125,17 +125,17 @@ class _Parser:
 
     def _counted(self, part: _Node) -> _Node:
         while (match := self._tokens[self._place]) is not None:
-            if match["least"] is not None:
-                least = int(match["least"])
-                most = least if match["comma"] is None else int(match["most"]) if match["most"] else None
-                if most is not None and most < least:
-                    raise self._error(f"a count of at least {least}")
+            if match["minimum"] is not None:
+                minimum = int(match["minimum"])
+                maximum = minimum if match["comma"] is None else int(match["maximum"]) if match["maximum"] else None
+                if maximum is not None and maximum < minimum:
+                    raise self._error(f"a count of at least {minimum}")
             elif match[0] in _COUNTS:
-                least, most = _COUNTS[match[0]]
+                minimum, maximum = _COUNTS[match[0]]
             else:
                 break
             self._place += 1
-            part = Repeat(part, least, most)
+            part = Repeat(part, minimum, maximum)
         return part
 
     def _set(self, match: re.Match[str]) -> Expression:
@@ -257,8 +257,8 @@ class _Compiler:
                 return Series(tuple(self._expression(each, depth, together) for each in parts))
             case Choice(options):
                 return Choice(tuple(self._expression(each, depth, together) for each in options))
-            case Repeat(part, least, most):
-                return Repeat(self._expression(part, depth, together), least, most)
+            case Repeat(part, minimum, maximum):
+                return Repeat(self._expression(part, depth, together), minimum, maximum)
         return node
 
 

@@ -18,7 +18,7 @@ SPACE: Ranges = union([*without(((0x85, 0x85), *without(code_points.WHITE_SPACE)
 _CONTROLS = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 _LOOKS = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
 _GROUP = re.compile(r"\((?:\?(?:P?<(?P<name>[^>]*)>|(?P<added>[ims]*)(?P<minus>-?)(?P<removed>[ims]*):))?")
-_QUANTIFIER = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]*))?\})\??")
+_QUANTIFIER = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<minimum>[0-9]+)(?P<comma>,(?P<maximum>[0-9]*))?\})\??")
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _REFERENCE = re.compile(r"\\(?:[1-9][0-9]*|k<[^>]*>)")
 _ESCAPE = re.compile(
@@ -95,12 +95,12 @@ class _Parser:
         atom, begin = self.atom(), self.position
         if not (found := self.match(_QUANTIFIER)):
             return atom
-        least, most = _SIGNS.get(found["sign"]) or (int(found["least"]), int(found["most"] or 0))
-        if not found["sign"] and not found["most"]:
-            most = None if found["comma"] else least
-        if most is not None and most < least:
+        minimum, maximum = _SIGNS.get(found["sign"]) or (int(found["minimum"]), int(found["maximum"] or 0))
+        if not found["sign"] and not found["maximum"]:
+            maximum = None if found["comma"] else minimum
+        if maximum is not None and maximum < minimum:
             self.fail(f"{found[0]}: numbers out of order", begin)
-        return Repetition(atom, least, most)
+        return Repetition(atom, minimum, maximum)
 
     def atom(self) -> Tree:
         if _QUANTIFIER.match(self.pattern, self.position):

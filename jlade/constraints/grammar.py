@@ -26,7 +26,7 @@ from jlade.mesh import SHARED
 LANES = 128  # the entries of a state are a multiple of these, so that TPUs read them whole
 HEADER = 3  # of a state: its likely token, and the least and most iterations of its loop
 ROW_CLASSES = 1024 - HEADER  # most classes of a table in a row of an engine
-MOST_BREAKS = 2  # lines between thoughts and an answer
+MAX_BREAKS = 2  # lines between thoughts and an answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _expression(kind: str, source: str) -> Expression:
             return tags.parse(Tags(**json.loads(source)))
         case "after":
             end, *given = json.loads(source)
-            breaks = Repeat(automaton.literal("\n"), 0, MOST_BREAKS)
+            breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)
             return automaton.sequence(tags.through(end), breaks, _expression(*given))
     raise ValueError(f"kind must be json_schema, regex, choice, ebnf, tags or after, got {kind!r}")
 
@@ -236,10 +236,10 @@ class Tables:
     def of(cls, tables: Sequence[Table | None]) -> Self:
         """Returns the tables of B sequences, None for one without a grammar, padded so that few sizes occur."""
         different = list(dict.fromkeys(table for table in tables if table is not None))
-        most = _padded(max(map(_stride, different)), LANES)
+        maximum = _padded(max(map(_stride, different)), LANES)
         vocab_size = len(different[0].class_of_token)
         # As many entries as are read come after the last state. The first ones are those of no grammar.
-        size = sum(map(num_entries, different)) + most
+        size = sum(map(num_entries, different)) + maximum
         entries = np.zeros((_padded(size, 2**14) // LANES, LANES), np.int32)
         entries[0, 0] = NONE
         class_of_token = np.zeros((_padded(len(different), 1), vocab_size), np.int32)
@@ -252,7 +252,7 @@ class Tables:
             begin += num_entries(table)
         of_batch = (np.array(each, np.int32) for each in zip(*(places[table] for table in tables), strict=True))
         arrays: Any = cls
-        return arrays(entries, class_of_token.reshape(-1), *of_batch, most, vocab_size)
+        return arrays(entries, class_of_token.reshape(-1), *of_batch, maximum, vocab_size)
 
     def start(self, tokens: jax.Array, length: jax.Array) -> jax.Array:
         return self.first
@@ -295,12 +295,12 @@ class RowTables(Tables):
     @classmethod
     def empty(cls, num_rows: int, num_entries: int, vocab_size: int) -> Self:
         """Returns the tables of rows without grammars, with a place for `num_entries` entries each."""
-        most = HEADER + ROW_CLASSES
-        places = -(-num_entries // LANES) + most // LANES
+        maximum = HEADER + ROW_CLASSES
+        places = -(-num_entries // LANES) + maximum // LANES
         entries = jnp.zeros((num_rows, places, LANES), jnp.int32).at[:, 0, 0].set(NONE)
         zero = jnp.zeros(num_rows, jnp.int32)
         class_of_token = jnp.full((num_rows, vocab_size), HEADER, jnp.int32)
-        return cls(entries, class_of_token, zero, zero, zero + LANES, zero, most, vocab_size)
+        return cls(entries, class_of_token, zero, zero, zero + LANES, zero, maximum, vocab_size)
 
     def of_row(self, table: Table) -> tuple[Self, np.ndarray]:
         """Returns the table of a row, with a first axis of 1, and its first state [1] int32, in NumPy."""
@@ -351,6 +351,6 @@ def by_product(is_allowed: jax.Array, class_of_token: jax.Array) -> jax.Array:
     return is_allowed.astype(jnp.bfloat16) @ one_hot > 0
 
 
-def _padded(number: int, least: int) -> int:
-    """Returns the least power of two, times `least`, that is at least `number`."""
-    return least * (1 << max(0, -(-number // least) - 1).bit_length())
+def _padded(number: int, minimum: int) -> int:
+    """Returns the least power of two, times `minimum`, that is at least `number`."""
+    return minimum * (1 << max(0, -(-number // minimum) - 1).bit_length())

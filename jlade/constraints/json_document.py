@@ -139,12 +139,12 @@ class Document:
 
 def _accepts_number(value: float, schema: Mapping[str, Any]) -> bool:
     # Draft 4 has booleans that make the other bound exclusive.
-    least, most = (schema.get(f"exclusive{name}") for name in ("Minimum", "Maximum"))
+    minimum, maximum = (schema.get(f"exclusive{name}") for name in ("Minimum", "Maximum"))
     return (
-        ("minimum" not in schema or (value > schema["minimum"] if least is True else value >= schema["minimum"]))
-        and ("maximum" not in schema or (value < schema["maximum"] if most is True else value <= schema["maximum"]))
-        and (least is None or isinstance(least, bool) or value > least)
-        and (most is None or isinstance(most, bool) or value < most)
+        ("minimum" not in schema or (value > schema["minimum"] if minimum is True else value >= schema["minimum"]))
+        and ("maximum" not in schema or (value < schema["maximum"] if maximum is True else value <= schema["maximum"]))
+        and (minimum is None or isinstance(minimum, bool) or value > minimum)
+        and (maximum is None or isinstance(maximum, bool) or value < maximum)
         and ("multipleOf" not in schema or not Fraction(str(value)) % Fraction(str(schema["multipleOf"])))
     )
 

@@ -50,14 +50,14 @@ from jlade.constraints.json_keywords import APPLIED as APPLIED
 from jlade.constraints.json_keywords import DEPENDENCIES, OF_TYPE, REFUSED, TYPES, all_of, check
 from jlade.constraints.json_keywords import Schema as Schema
 from jlade.constraints.json_keywords import UnsupportedError as UnsupportedError
-from jlade.constraints.moves import MOST_COUNT
+from jlade.constraints.moves import MAX_COUNT
 from jlade.constraints.numbers import Bound
 
 DEPTH = 3  # of recursion, and of values of which nothing is known
-MOST_NESTED = 100  # schemas within each other: far from Python's limit, whose error NumPy turns into others
-MOST_OPTIONS = 64  # of combined choices
-MOST_COUNTED = 64  # properties that are counted
-MOST_UNIQUE = 6  # values of which items that differ may be: their sets are states
+MAX_NESTED = 100  # schemas within each other: far from Python's limit, whose error NumPy turns into others
+MAX_OPTIONS = 64  # of combined choices
+MAX_COUNTED = 64  # properties that are counted
+MAX_UNIQUE = 6  # values of which items that differ may be: their sets are states
 CHOICES = ("anyOf", "oneOf")
 EXPANDED = {"$ref", "allOf", "if", *DEPENDENCIES}
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}  # after a backslash
@@ -207,8 +207,8 @@ class _Compiler:
                 return one or other
             case "anyOf" | "oneOf":  # a value of one option of each is of one pair
                 pairs = list(itertools.product(one, other))
-                if len(pairs) > MOST_OPTIONS:
-                    raise UnsupportedError(f"{path}/{key}: more than {MOST_OPTIONS} combinations are not supported")
+                if len(pairs) > MAX_OPTIONS:
+                    raise UnsupportedError(f"{path}/{key}: more than {MAX_OPTIONS} combinations are not supported")
                 return [_both(*pair) for pair in pairs]
             case "not":
                 return {"anyOf": [one, other]}
@@ -294,7 +294,7 @@ class _Compiler:
         return self.read[key][1]
 
     def _value_to_depth(self, schema: Schema, path: str) -> Expression:
-        if self.num_nested >= MOST_NESTED:
+        if self.num_nested >= MAX_NESTED:
             raise UnsupportedError("#: its references are too deep within each other")
         schema, followed = self._followed(self.expanded, schema, path)
         ways = None
@@ -402,8 +402,8 @@ class _Compiler:
             for index, option in enumerate(no[keyword]):
                 others = self._failing(option, base, f"{path}/{keyword}/{index}")
                 ways = [each for pair in itertools.product(ways, others) if (each := _both(*pair)) is not False]
-                if len(ways) > MOST_OPTIONS:
-                    raise UnsupportedError(f"{path}: more than {MOST_OPTIONS} ways to differ are not supported")
+                if len(ways) > MAX_OPTIONS:
+                    raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
             result += ways
         if (values := _values(no)) is not None:
             result += self._other_values(values, types, base, path)
@@ -417,8 +417,8 @@ class _Compiler:
                 result += [{"type": name, **each} for each in find(part, base, path)]
         if "number" in types or "integer" in types:
             result += [{"type": "number", **each} for each in _failing_numbers(no, path)]
-        if len(result) > MOST_OPTIONS:
-            raise UnsupportedError(f"{path}: more than {MOST_OPTIONS} ways to differ are not supported")
+        if len(result) > MAX_OPTIONS:
+            raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
         return result
 
     def _other_values(self, values: list[Any], types: set[str], base: Mapping[str, Any], path: str) -> list[Schema]:
@@ -436,8 +436,8 @@ class _Compiler:
             bounds = sorted(own["number"])
             result.append({"type": "number", "exclusiveMaximum": bounds[0]})
             result += [
-                {"type": "number", "exclusiveMinimum": least, "exclusiveMaximum": most}
-                for least, most in itertools.pairwise(bounds)
+                {"type": "number", "exclusiveMinimum": minimum, "exclusiveMaximum": maximum}
+                for minimum, maximum in itertools.pairwise(bounds)
             ]
             result.append({"type": "number", "exclusiveMinimum": bounds[-1]})
         for name in ("array", "object"):
@@ -446,8 +446,8 @@ class _Compiler:
                 for value in own[name]:
                     others = self._failing(_only(value), {**base, "type": name}, path)
                     ways = [_both(*pair) for pair in itertools.product(ways, others)]
-                    if len(ways) > MOST_OPTIONS:
-                        raise UnsupportedError(f"{path}: more than {MOST_OPTIONS} ways to differ are not supported")
+                    if len(ways) > MAX_OPTIONS:
+                        raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
                 result += ways
         return result
 
@@ -559,31 +559,37 @@ class _Compiler:
             )
         return self.known[depth]
 
-    def _array_of(self, item: Expression, least: int, most: int | None) -> Expression:
+    def _array_of(self, item: Expression, minimum: int, maximum: int | None) -> Expression:
         """Returns arrays of a number of items."""
-        return self._listed("[", [] if _is_nothing(item) else [item], "]", least, most)
+        return self._listed("[", [] if _is_nothing(item) else [item], "]", minimum, maximum)
 
     def _object_of(self, name: Expression, item: Expression) -> Expression:
         """Returns objects of any number of properties."""
         items = [] if _is_nothing(item) else [self.property_of(name, item)]
         return self._listed("{", items, "}", 0, None)
 
-    def _listed(self, begin: str, items: Sequence[Expression], end: str, least: int, most: int | None) -> Expression:
+    def _listed(
+        self, begin: str, items: Sequence[Expression], end: str, minimum: int, maximum: int | None
+    ) -> Expression:
         """Returns lists of any of some items, with commas between them."""
         if not items:
-            most = 0
-        if most is not None and most < least:
+            maximum = 0
+        if maximum is not None and maximum < minimum:
             return NOTHING
-        if most == 0:
+        if maximum == 0:
             return sequence(self.begin(begin), literal(end))
         item, comma = choice(*items), self.comma()
-        number = max(least, 1)
-        if most is None and least <= COUNTED:  # the last of the least items repeats
+        number = max(minimum, 1)
+        if maximum is None and minimum <= COUNTED:  # the last of the least items repeats
             further = Network(3, ((0, item, 1), (1, comma, 0), (1, None, 2)))
             content = sequence(Repeat(sequence(item, comma), number - 1, number - 1), further)
         else:
-            content = sequence(item, Repeat(sequence(comma, item), number - 1, None if most is None else most - 1))
-        return sequence(self.begin(begin), choice(sequence(content, self.end(end)), *([] if least else [literal(end)])))
+            content = sequence(
+                item, Repeat(sequence(comma, item), number - 1, None if maximum is None else maximum - 1)
+            )
+        return sequence(
+            self.begin(begin), choice(sequence(content, self.end(end)), *([] if minimum else [literal(end)]))
+        )
 
     def _null(self, schema: Mapping[str, Any], path: str) -> Expression:
         return literal("null")
@@ -605,7 +611,7 @@ class _Compiler:
 
     def _string(self, schema: Mapping[str, Any], path: str) -> Expression:
         parts: list[Expression] = []
-        least, most = (_count(schema, key) for key in ("minLength", "maxLength"))
+        minimum, maximum = (_count(schema, key) for key in ("minLength", "maxLength"))
         for pattern in all_of(schema.get("pattern", ())):
             try:
                 parts.append(regex.search(pattern, string_of))
@@ -616,15 +622,15 @@ class _Compiler:
                 raise UnsupportedError(f"{path}/format: {name!r} is not supported")
             if name in FORMATS:
                 parts.append(formats.expression(name, string_of))
-        if most is not None and most < (least or 0):
+        if maximum is not None and maximum < (minimum or 0):
             return NOTHING
         limit = _limit(schema, path, "minLength", "maxLength")
         if not parts and not limit:
             return _any_string()
         try:
-            content = functools.reduce(intersection, parts) if parts else Repeat(_character(), least or 0, most)
+            content = functools.reduce(intersection, parts) if parts else Repeat(_character(), minimum or 0, maximum)
             if parts and limit:
-                content = counted(content, _characters(), least or 0, most)
+                content = counted(content, _characters(), minimum or 0, maximum)
         except TooLargeError as error:
             raise TooLargeError(f"{path}/{limit or 'pattern'}") from error
         if _is_nothing(content):
@@ -633,56 +639,56 @@ class _Compiler:
         return Named(found, f"{path}/{limit}") if limit else found
 
     def _array(self, schema: Mapping[str, Any], path: str) -> Expression:
-        least, most = (_count(schema, key) for key in ("minItems", "maxItems"))
-        least, limit = least or 0, _limit(schema, path, "minItems", "maxItems")
+        minimum, maximum = (_count(schema, key) for key in ("minItems", "maxItems"))
+        minimum, limit = minimum or 0, _limit(schema, path, "minItems", "maxItems")
         items, first = schema.get("items", True), schema.get("prefixItems", [])
         rest_path = f"{path}/items"
         if isinstance(items, list):
             first, items, rest_path = items, schema.get("additionalItems", True), f"{path}/additionalItems"
-        if schema.get("uniqueItems") and (most is None or most > 1):
+        if schema.get("uniqueItems") and (maximum is None or maximum > 1):
             if first or "contains" in schema:
                 raise UnsupportedError(f"{path}/uniqueItems: not supported beside prefixItems or contains")
-            return self._unique(items, least, most, path)
+            return self._unique(items, minimum, maximum, path)
         if "contains" in schema:
             if first:
                 raise UnsupportedError(f"{path}/contains: not supported beside prefixItems")
-            return self._containing(items, schema["contains"], least, most, path)
-        rest = self.value(items, rest_path) if most is None or most > len(first) else NOTHING
+            return self._containing(items, schema["contains"], minimum, maximum, path)
+        rest = self.value(items, rest_path) if maximum is None or maximum > len(first) else NOTHING
         if not first:
-            found = self._array_of(rest, least, most)
+            found = self._array_of(rest, minimum, maximum)
             return Named(found, f"{path}/{limit}") if limit and not _is_nothing(found) else found
         edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
         # Place 1 + i is after i items; the last one is after the array.
         last = len(first) + 2
         for index, each in enumerate(first):
-            if index >= least:
+            if index >= minimum:
                 edges.append((1 + index, self.end("]") if index else literal("]"), last))
-            if most is not None and index >= most:
+            if maximum is not None and index >= maximum:
                 break
             item = self.value(each, f"{path}/prefixItems/{index}")
             if _is_nothing(item):
                 break
             edges.append((1 + index, sequence(*([self.comma()] if index else []), item), 2 + index))
         else:
-            after, most_left = len(first) + 1, None if most is None else most - len(first)
+            after, most_left = len(first) + 1, None if maximum is None else maximum - len(first)
             further = [] if _is_nothing(rest) else [sequence(self.comma(), rest)]
-            if further or least <= len(first):
-                repeated = Repeat(choice(*further), max(0, least - len(first)), most_left) if further else EMPTY
+            if further or minimum <= len(first):
+                repeated = Repeat(choice(*further), max(0, minimum - len(first)), most_left) if further else EMPTY
                 edges.append((after, sequence(repeated, self.end("]")), last))
         return Network(last + 1, tuple(edges))
 
-    def _unique(self, items: Schema, least: int, most: int | None, path: str) -> Expression:
+    def _unique(self, items: Schema, minimum: int, maximum: int | None, path: str) -> Expression:
         """Returns arrays of different items, whose places are the sets of those that have been written."""
         values = self._finite(items, path)
-        if values is None or len(values) > MOST_UNIQUE:
-            raise UnsupportedError(f"{path}/uniqueItems: not supported but for items of up to {MOST_UNIQUE} values")
+        if values is None or len(values) > MAX_UNIQUE:
+            raise UnsupportedError(f"{path}/uniqueItems: not supported but for items of up to {MAX_UNIQUE} values")
         sets, last = 2 ** len(values), 1 + 2 ** len(values)
         edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
         items_of = [self.constant(value) for value in values]
         for written in range(sets):
-            if least <= written.bit_count():
+            if minimum <= written.bit_count():
                 edges.append((1 + written, self.end("]") if written else literal("]"), last))
-            if most is None or written.bit_count() < most:
+            if maximum is None or written.bit_count() < maximum:
                 comma = [self.comma()] if written else []
                 edges += [
                     (1 + written, sequence(*comma, item), 1 + (written | 1 << index))
@@ -711,15 +717,15 @@ class _Compiler:
         different = [each for index, each in enumerate(found) if not any(equal(each, other) for other in found[:index])]
         return [each for each in different if self.document.accepts(each, schema, path)]
 
-    def _containing(self, items: Schema, contained: Schema, least: int, most: int | None, path: str) -> Expression:
+    def _containing(self, items: Schema, contained: Schema, minimum: int, maximum: int | None, path: str) -> Expression:
         """Returns arrays, of whose items one is of another schema, too."""
         item, chosen = self.value(items, f"{path}/items"), self.value(_both(items, contained), f"{path}/contains")
-        least = max(least, 1)
-        if _is_nothing(chosen) or (most is not None and most < least):
+        minimum = max(minimum, 1)
+        if _is_nothing(chosen) or (maximum is not None and maximum < minimum):
             return NOTHING
-        counted = least if most is None else most
-        if counted > MOST_COUNTED:
-            raise UnsupportedError(f"{path}/contains: not supported beside minItems or maxItems above {MOST_COUNTED}")
+        counted = minimum if maximum is None else maximum
+        if counted > MAX_COUNTED:
+            raise UnsupportedError(f"{path}/contains: not supported beside minItems or maxItems above {MAX_COUNTED}")
         # Places are numbered by the items that are written, as far as they are counted, and by whether one is chosen.
         edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
         last = 1 + 2 * (counted + 1)
@@ -728,10 +734,10 @@ class _Compiler:
             for is_met in (False, True):
                 here = 1 + 2 * written + is_met
                 comma = [self.comma()] if written else []
-                if most is None or written < most:
+                if maximum is None or written < maximum:
                     edges.append((here, sequence(*comma, item), 1 + 2 * after + is_met))
                     edges.append((here, sequence(*comma, chosen), 1 + 2 * after + True))
-                if is_met and written >= least:
+                if is_met and written >= minimum:
                     edges.append((here, self.end("]"), last))
         return Network(last + 1, tuple(edges))
 
@@ -760,8 +766,8 @@ class _Compiler:
             # Otherwise a name that has been passed could be begun, as that of another property, and never be ended.
             # Like the names of others it may repeat: the last value counts, and is one of the same schema.
             further += [entry for entry, is_required in entries if not is_required]
-        least, most = (_count(schema, key) for key in ("minProperties", "maxProperties"))
-        return self._properties(entries, further, least or 0, most, path)
+        minimum, maximum = (_count(schema, key) for key in ("minProperties", "maxProperties"))
+        return self._properties(entries, further, minimum or 0, maximum, path)
 
     def _names(self, schema: Mapping[str, Any], path: str) -> Automaton | None:
         if "propertyNames" not in schema:
@@ -799,8 +805,8 @@ class _Compiler:
         self,
         entries: Sequence[tuple[Expression, bool]],
         further: list[Expression],
-        least: int,
-        most: int | None,
+        minimum: int,
+        maximum: int | None,
         path: str,
     ) -> Expression:
         """Returns objects of the declared properties, in order, and of further ones.
@@ -809,17 +815,17 @@ class _Compiler:
         are counted, and by whether a comma has been written.
         """
         number, num_required = len(entries), sum(is_required for _, is_required in entries)
-        if most is not None and (most < least or most < num_required):
+        if maximum is not None and (maximum < minimum or maximum < num_required):
             return NOTHING
-        if least <= num_required:
-            least = 0
-        if least > 1 and further:
-            raise UnsupportedError(f"{path}/minProperties: {least} of names that may repeat are not supported")
-        if most is not None and not further and most >= number:
-            most = None
-        counted = max(least, 0 if most is None else most)
-        if counted > MOST_COUNTED or counted * (number + 1) > 40 * MOST_COUNTED:
-            raise UnsupportedError(f"{path}: minProperties or maxProperties above {MOST_COUNTED} is not supported")
+        if minimum <= num_required:
+            minimum = 0
+        if minimum > 1 and further:
+            raise UnsupportedError(f"{path}/minProperties: {minimum} of names that may repeat are not supported")
+        if maximum is not None and not further and maximum >= number:
+            maximum = None
+        counted = max(minimum, 0 if maximum is None else maximum)
+        if counted > MAX_COUNTED or counted * (number + 1) > 40 * MAX_COUNTED:
+            raise UnsupportedError(f"{path}: minProperties or maxProperties above {MAX_COUNTED} is not supported")
 
         def place(passed: int, written: int, has_comma: bool) -> int:
             return 1 + (min(written, counted) * (number + 1) + passed) * 2 + has_comma
@@ -833,13 +839,13 @@ class _Compiler:
         ]
         comma = self.comma()
         left = [sum(is_required for _, is_required in entries[i:]) for i in range(number + 1)]
-        if not num_required and least == 0:
+        if not num_required and minimum == 0:
             edges.append((opened, literal("}"), last))
         for written in range(counted + 1):
-            goes_on = most is None or written < most
+            goes_on = maximum is None or written < maximum
             for passed in range(number + 1):
                 without_comma, with_comma = place(passed, written, False), place(passed, written, True)
-                is_end = written >= least and not left[passed]
+                is_end = written >= minimum and not left[passed]
                 if written or counted == 0:
                     if is_end:
                         edges.append((without_comma, None, closing))
@@ -1057,15 +1063,15 @@ def _count(schema: Mapping[str, Any], key: str) -> int | None:
     return int(schema[key]) if key in schema else None
 
 
-def _limit(schema: Mapping[str, Any], path: str, least: str, most: str) -> str | None:
+def _limit(schema: Mapping[str, Any], path: str, minimum: str, maximum: str) -> str | None:
     """Returns the keyword of the larger of two counts with its value, None without counts.
 
     Raises:
       UnsupportedError: the least number is too large to be counted.
     """
-    if (schema.get(least) or 0) > MOST_COUNT:
-        raise UnsupportedError(f"{path}/{least}: must be at most {MOST_COUNT}, got {schema[least]}")
-    key = next((key for key in (most, least) if schema.get(key) is not None), None)
+    if (schema.get(minimum) or 0) > MAX_COUNT:
+        raise UnsupportedError(f"{path}/{minimum}: must be at most {MAX_COUNT}, got {schema[minimum]}")
+    key = next((key for key in (maximum, minimum) if schema.get(key) is not None), None)
     return key and f"{key} of {schema[key]}"
 
 
@@ -1083,7 +1089,7 @@ def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound |
                 continue
             found.append(Bound(_decimal(schema, key, path), is_inclusive and schema.get(exclusive) is not True))
             if abs(value) >= numbers.LIMIT and (value > 0) == (tighter is max):
-                raise UnsupportedError(f"{path}/{key}: numbers have up to {numbers.MOST_WHOLE} digits, got {value}")
+                raise UnsupportedError(f"{path}/{key}: numbers have up to {numbers.MAX_WHOLE} digits, got {value}")
         # At equal values the exclusive bound is the tighter one.
         sign = 1 if tighter is max else -1
         bounds.append(max(found, key=lambda bound: (sign * bound.value, not bound.inclusive)) if found else None)
@@ -1094,6 +1100,6 @@ def _decimal(schema: Mapping[str, Any], key: str, path: str) -> Fraction:
     """Returns the value of a number in a schema."""
     value = schema[key]
     found = Fraction(str(value))
-    if (found * 10**numbers.MOST_PLACES).denominator > 1:
-        raise UnsupportedError(f"{path}/{key}: must have up to {numbers.MOST_PLACES} decimal places, got {value}")
+    if (found * 10**numbers.MAX_PLACES).denominator > 1:
+        raise UnsupportedError(f"{path}/{key}: must have up to {numbers.MAX_PLACES} decimal places, got {value}")
     return found

@@ -17,7 +17,7 @@ import numpy as np
 DEAD = -1  # no move, and the state after it
 _COUNT, _BEFORE, _LEAVES = 15, 23, 30  # first bits
 STATE = 2**_COUNT - 1
-MOST_COUNT = 2**16 - 1
+MAX_COUNT = 2**16 - 1
 UNBOUNDED = 2**17  # most iterations of states outside of loops, more than any count
 LONGEST = 2 ** (_LEAVES - _BEFORE)  # bytes of a token, so that the iterations that it begins have a place
 Array = Any  # int32, of NumPy or JAX, or an int
@@ -54,11 +54,11 @@ def after(state: Array, move: Array) -> Array:
     return (move & 2**_BEFORE - 1) + kept & 2**31 - 1
 
 
-def is_allowed(state: Array, move: Array, least: Array, most: Array) -> Array:
-    """Whether a text may go on by a move from its state, whose loop has `least` to `most` iterations."""
+def is_allowed(state: Array, move: Array, minimum: Array, maximum: Array) -> Array:
+    """Whether a text may go on by a move from its state, whose loop has `minimum` to `maximum` iterations."""
     leaves = _leaves(move)
     number = count(state) + leaves * _before(move) + (1 - leaves) * begun(move)
-    return (move != DEAD) & (number <= most) & ((leaves == 0) | (number >= least))
+    return (move != DEAD) & (number <= maximum) & ((leaves == 0) | (number >= minimum))
 
 
 def composed(first: np.ndarray, second: np.ndarray, counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -70,11 +70,11 @@ def composed(first: np.ndarray, second: np.ndarray, counts: np.ndarray, bounds: 
       counts: whether the state before each pair is in a loop [n] bool.
       bounds: the least and most iterations of the loop of the state between [n, 2].
     """
-    least, most = bounds.T
+    minimum, maximum = bounds.T
     has_left, leaves = _leaves(first), _leaves(second)
     number = begun(first) + (1 - leaves) * begun(second)  # in the loop between
     is_known = (has_left == 1) | ~counts  # all iterations of that loop are those of the pair
-    is_possible = (second != DEAD) & (number <= most) & ((leaves == 0) | ~is_known | (begun(first) >= least))
+    is_possible = (second != DEAD) & (number <= maximum) & ((leaves == 0) | ~is_known | (begun(first) >= minimum))
     before = np.where(has_left == 1, _before(first), number)
     of_first_loop = np.where(counts & (has_left | leaves == 1), before << _BEFORE | 1 << _LEAVES, 0)
     pair = second & STATE | np.where(leaves == 1, begun(second), number) << _COUNT | of_first_loop

@@ -1,6 +1,6 @@
 """JSON's numbers in a range, as expressions.
 
-A finite double holds each of them: they have at most `MOST_WHOLE` digits before the point, and at most two in the
+A finite double holds each of them: they have at most `MAX_WHOLE` digits before the point, and at most two in the
 exponent, which those without bounds may have.
 """
 
@@ -29,15 +29,15 @@ from jlade.constraints.automaton import (
 )
 from jlade.constraints.moves import DEAD
 
-MOST_WHOLE = 20  # digits before the point, as 64 bits have
-LIMIT = 10**MOST_WHOLE
-MOST_PLACES = 40  # digits of a bound or a divisor after the point
-MOST_REMAINDERS = 10_000  # states of the multiples of a divisor
+MAX_WHOLE = 20  # digits before the point, as 64 bits have
+LIMIT = 10**MAX_WHOLE
+MAX_PLACES = 40  # digits of a bound or a divisor after the point
+MAX_REMAINDERS = 10_000  # states of the multiples of a divisor
 DIGIT = byte_range(ord("0"), ord("9"))
 NOT_ZERO = byte_range(ord("1"), ord("9"))
 DIGITS = Repeat(DIGIT, 0, None)
 WHOLE = choice(literal("0"), sequence(NOT_ZERO, DIGITS))  # without a sign, of any size
-LIMITED = choice(literal("0"), sequence(NOT_ZERO, Repeat(DIGIT, 0, MOST_WHOLE - 1)))
+LIMITED = choice(literal("0"), sequence(NOT_ZERO, Repeat(DIGIT, 0, MAX_WHOLE - 1)))
 FRACTION = sequence(literal("."), Repeat(DIGIT, 1, None))
 EXPONENT = sequence(
     choice(literal("e"), literal("E")), optional(choice(literal("+"), literal("-"))), Repeat(DIGIT, 1, 2)
@@ -62,31 +62,31 @@ class Bound:
     inclusive: bool = True
 
 
-def integers(least: Bound | None, most: Bound | None, divisor: Fraction | None = None) -> Expression:
+def integers(minimum: Bound | None, maximum: Bound | None, divisor: Fraction | None = None) -> Expression:
     """Returns the integers between two bounds, written without a fraction or an exponent.
 
     Args:
-      least, most: the bounds.
+      minimum, maximum: the bounds.
       divisor: a number of which they are multiples.
 
     Raises:
       DivisorError: the divisor has too many remainders.
     """
-    if least is None and most is None and divisor is None:
+    if minimum is None and maximum is None and divisor is None:
         return INTEGER
     # A multiple of a fraction in its lowest terms is an integer if it is one of the numerator.
     multiple = None if divisor is None else Fraction(divisor.numerator)
-    return _limited(least, most, multiple, sequence(optional(literal("-")), WHOLE))
+    return _limited(minimum, maximum, multiple, sequence(optional(literal("-")), WHOLE))
 
 
-def decimals(least: Bound | None, most: Bound | None, divisor: Fraction | None = None) -> Expression:
+def decimals(minimum: Bound | None, maximum: Bound | None, divisor: Fraction | None = None) -> Expression:
     """Returns the numbers between two bounds. With a bound or a divisor they are written without an exponent.
 
     Args and errors are those of `integers`.
     """
-    if least is None and most is None and divisor is None:
+    if minimum is None and maximum is None and divisor is None:
         return NUMBER
-    return _limited(least, most, divisor, sequence(optional(literal("-")), UNSIGNED))
+    return _limited(minimum, maximum, divisor, sequence(optional(literal("-")), UNSIGNED))
 
 
 def multiples(divisor: Fraction) -> Automaton:
@@ -98,9 +98,9 @@ def multiples(divisor: Fraction) -> Automaton:
     places = len(_digits(divisor)[1])
     size = int(divisor * 10**places)  # the remainders of the digits that are read, as an integer
     number = places + 2 if places else 1
-    if number * size > MOST_REMAINDERS:
-        most = MOST_REMAINDERS // number
-        raise DivisorError(f"with {places} decimal places must be at most {most / 10**places}, got {float(divisor)}")
+    if number * size > MAX_REMAINDERS:
+        maximum = MAX_REMAINDERS // number
+        raise DivisorError(f"with {places} decimal places must be at most {maximum / 10**places}, got {float(divisor)}")
     # States: the beginning, after a sign, after a leading zero; and by the remainder of the digits that are read those
     # before the point, after the point, and after each further digit.
     table = np.full((3 + number * size, 13), DEAD, np.int32)  # classes: ten digits, "-", ".", all others
@@ -137,20 +137,22 @@ def _whole_digits() -> Automaton:
     return Automaton(table, _CLASS_OF_BYTE, np.ones(2, bool), moves.without_bounds(2))
 
 
-def _limited(least: Bound | None, most: Bound | None, divisor: Fraction | None, form: Expression) -> Expression:
-    found = _between(least, most, form)
+def _limited(minimum: Bound | None, maximum: Bound | None, divisor: Fraction | None, form: Expression) -> Expression:
+    found = _between(minimum, maximum, form)
     if divisor is not None:
         found = intersection(found, multiples(divisor))
-    return counted(found, _whole_digits(), 0, MOST_WHOLE)
+    return counted(found, _whole_digits(), 0, MAX_WHOLE)
 
 
-def _between(least: Bound | None, most: Bound | None, form: Expression) -> Automaton:
+def _between(minimum: Bound | None, maximum: Bound | None, form: Expression) -> Automaton:
     found = build(form)
-    if least is not None and least.value > -LIMIT:
-        found = difference(found, _below(least)) if least.value <= 0 else intersection(found, _magnitude(least))
-    if most is not None and most.value < LIMIT:
-        mirrored = Bound(-most.value, most.inclusive)
-        found = difference(found, _signed_above(most)) if most.value >= 0 else intersection(found, _negated(mirrored))
+    if minimum is not None and minimum.value > -LIMIT:
+        found = difference(found, _below(minimum)) if minimum.value <= 0 else intersection(found, _magnitude(minimum))
+    if maximum is not None and maximum.value < LIMIT:
+        mirrored = Bound(-maximum.value, maximum.inclusive)
+        found = (
+            difference(found, _signed_above(maximum)) if maximum.value >= 0 else intersection(found, _negated(mirrored))
+        )
     return found
 
 

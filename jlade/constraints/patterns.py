@@ -65,8 +65,8 @@ class Repetition(NamedTuple):
     """A tree several times."""
 
     part: "Tree"
-    least: int
-    most: int | None  # None for any number
+    minimum: int
+    maximum: int | None  # None for any number
 
 
 Tree = Characters | Assertion | Concatenation | Alternation | Repetition
@@ -127,8 +127,8 @@ def _plain(tree: Tree, spell: Spelling) -> Expression:
             return sequence(*(_plain(part, spell) for part in parts))
         case Alternation(options):
             return choice(*(_plain(option, spell) for option in options))
-        case Repetition(part, least, most):
-            return Repeat(_plain(part, spell), least, most)
+        case Repetition(part, minimum, maximum):
+            return Repeat(_plain(part, spell), minimum, maximum)
         case Assertion():
             raise AssertionError(tree)
 
@@ -145,8 +145,8 @@ def _may_be_empty(tree: Tree) -> bool:
             return all(map(_may_be_empty, parts))
         case Alternation(options):
             return any(map(_may_be_empty, options))
-        case Repetition(part, least):
-            return least == 0 or _may_be_empty(part)
+        case Repetition(part, minimum):
+            return minimum == 0 or _may_be_empty(part)
     return False
 
 
@@ -158,8 +158,8 @@ def _not_empty(tree: Tree) -> Tree:
         case Concatenation(parts):
             rests = (Concatenation((_not_empty(part), *parts[i + 1 :])) for i, part in enumerate(parts))
             return Alternation(tuple(rests))
-        case Repetition(part, _, most) if most != 0:
-            return Repetition(_not_empty(part), 1, most)
+        case Repetition(part, _, maximum) if maximum != 0:
+            return Repetition(_not_empty(part), 1, maximum)
         case Alternation(options):
             return Alternation(tuple(map(_not_empty, options)))
     return Alternation(())
@@ -269,14 +269,14 @@ class _Product:
             case Alternation(options):
                 found = [self.walk(option, places, is_seen) for option in options]
                 return self.joined((place, None, mode) for each in found for mode, place in each.items())
-            case Repetition(part, least, most):
+            case Repetition(part, minimum, maximum):
                 is_seen = is_seen or _looks_back(part)
-                for _ in range(least):
+                for _ in range(minimum):
                     places = self.walk(part, places, is_seen)
-                if most is None:
+                if maximum is None:
                     return self._loop(part, places, is_seen)
                 found = [places]
-                for _ in range(most - least):
+                for _ in range(maximum - minimum):
                     found.append(self.walk(part, found[-1], is_seen))
                 return self.joined((place, None, mode) for each in found for mode, place in each.items())
 

@@ -82,8 +82,8 @@ def _item(op: Any, argument: Any, flags: int) -> Tree:
         case codes.AT:
             return (_ASSERTIONS_OF_LINES if flags & re.MULTILINE else _ASSERTIONS)[argument]
         case codes.MAX_REPEAT | codes.MIN_REPEAT:
-            least, most, part = argument
-            return Repetition(_concatenation(part, flags), least, None if most is codes.MAXREPEAT else most)
+            minimum, maximum, part = argument
+            return Repetition(_concatenation(part, flags), minimum, None if maximum is codes.MAXREPEAT else maximum)
         case codes.SUBPATTERN:
             _, added, removed, part = argument
             if added & re.UNICODE:

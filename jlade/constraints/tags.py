@@ -37,7 +37,7 @@ class Tags:
       opening, closing: of a block.
       between: the text between two tags of a block; None for one alone.
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
-      most: blocks beside other text; None for any number.
+      maximum: blocks beside other text; None for any number.
       thoughts: texts around thoughts with which other text may begin, and in which no block is; the text before them is
         empty where the prompt has begun them.
     """
@@ -47,7 +47,7 @@ class Tags:
     closing: str = ""
     between: str | None = None
     triggers: Sequence[str] = ()
-    most: int | None = None
+    maximum: int | None = None
     thoughts: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ def parse(spec: Tags) -> Expression:
     first = automaton.choice(
         automaton.difference(other, begun), *(automaton.sequence(each, other) for each in thoughts)
     )
-    blocks = Repeat(automaton.sequence(block, other), 0, spec.most)
+    blocks = Repeat(automaton.sequence(block, other), 0, spec.maximum)
     return automaton.choice(automaton.sequence(first, blocks), *cut_off)
 
 

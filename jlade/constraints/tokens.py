@@ -230,8 +230,8 @@ class Table:
         moves = self.moves[rows]
         if self.bounds is None:
             return moves
-        least, most = self.bounds[rows].T
-        is_allowed = moves_lib.is_allowed(states[:, None], moves, least[:, None], most[:, None])
+        minimum, maximum = self.bounds[rows].T
+        is_allowed = moves_lib.is_allowed(states[:, None], moves, minimum[:, None], maximum[:, None])
         return np.where(is_allowed, moves, DEAD)
 
     @property

@@ -247,9 +247,9 @@ class Engine:
         """
         for _ in self.compile():
             pass
-        self._running.least = self.max_sequences  # for the memory of all rows
+        self._running.min_rows = self.max_sequences  # for the memory of all rows
         self.submit(prompts_lib.made_up(1, 2), max_new_tokens=1, with_statistics=True).result()
-        self._running.least = 1
+        self._running.min_rows = 1
 
     @mesh_lib.without_ambient_mesh()
     def compile(self, usual: SamplingConfig = GREEDY) -> Iterator[int]:

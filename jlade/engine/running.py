@@ -33,7 +33,7 @@ class Running:
       jobs: the requests, by their rows.
       readings: of the requests whose rows read their prompts.
       state: None before the first request.
-      least: rows of the state, at least.
+      min_rows: rows of the state, at least.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Running:
         self._params, self._config, self._widths, self._programs = params, config, widths, programs
         self._pool = pool
         self.clear()
-        self.least = 1
+        self.min_rows = 1
 
     def clear(self) -> None:
         """Forgets all requests, and the state with its pages."""
@@ -201,7 +201,7 @@ class Running:
 
     def _number(self, others: int = 0) -> int:
         """Returns the rows that the requests and others need."""
-        return max(len(self.jobs) + others, self.least)
+        return max(len(self.jobs) + others, self.min_rows)
 
     def _controls(self, *others: Job) -> Controls:
         """Returns the controls that the requests and others need."""

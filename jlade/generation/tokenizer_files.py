@@ -15,8 +15,8 @@ from jlade.conversion.json_files import Values, check_size, read_json, shown
 from jlade.generation import tokenizer_classes
 from jlade.generation.text import errors_of
 
-MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
-MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
+MAX_BYTES = 2**27  # of tokenizer.json, several times those of any
+MAX_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
 UNREAD = ("tokenizer.model", "tekken.json", "vocab.json")  # tokenizers that transformers makes a tokenizer.json of
 CONFIG, ADDED, SPECIAL = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
 CLEANING = (  # keys that make transformers remove spaces before punctuation
@@ -46,7 +46,7 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
     if not file.exists():
         _say_unread(directory, strict)
         return None
-    check_size(file, MOST_BYTES)
+    check_size(file, MAX_BYTES)
     with errors_of(f"{file} is not a tokenizer"):
         tokenizer = Tokenizer.from_file(os.fspath(file))
         _check_growth(tokenizer.normalizer)
@@ -174,8 +174,8 @@ def _check_growth(normalizer: Any) -> None:
         state = left.pop()
         left += state.get("normalizers", [])
         growth *= max(1, len(state.get("content", "")))  # of Replace
-        if growth > MOST_GROWTH:
-            raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its normalizer makes texts more than {MAX_GROWTH} times longer")
 
 
 def _add(

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from jlade.constraints import plain
 from jlade.constraints.automaton import Automaton
-from jlade.constraints.grammar import MOST_BREAKS, Grammar
+from jlade.constraints.grammar import MAX_BREAKS, Grammar
 from jlade.constraints.special import MARK
 from jlade.constraints.tags import Field
 from jlade.server.fields import Body
@@ -82,7 +82,7 @@ class AnswerReader:
             self._has_ended = bool(found)
             self._held = rest if found else self._held[1 - len(self._end) :]
         if self._has_ended and not self._has_begun:
-            answer = re.sub(rf"\n{{0,{MOST_BREAKS}}}", "", self._held, count=1)
+            answer = re.sub(rf"\n{{0,{MAX_BREAKS}}}", "", self._held, count=1)
             # Until the answer begins, line breaks may follow.
             self._has_begun = bool(answer)
             self._held = answer or self._held

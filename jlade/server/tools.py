@@ -66,7 +66,7 @@ class Tools:
                 closing=form.closing,
                 between=form.between if self.is_parallel else None,
                 triggers=() if self.must_call else (form.trigger,),
-                most=None if self.is_parallel else 1,
+                maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
             )
         )

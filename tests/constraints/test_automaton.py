@@ -78,23 +78,23 @@ def test_accepts_what_re_matches(pattern, data):
     assert found.accepts(text.encode()) == bool(re.fullmatch(pattern, text, re.ASCII))
 
 
-def characters(pattern, least, most):
+def characters(pattern, minimum, maximum):
     """The texts that a pattern matches, with a number of characters."""
     meter = automaton.meter(automaton.characters(automaton.without(())))
-    return automaton.counted(regex.parse(pattern), meter, least, most)
+    return automaton.counted(regex.parse(pattern), meter, minimum, maximum)
 
 
-@pytest.mark.parametrize(("pattern", "least", "most"), LENGTHS)
-def test_characters_are_counted(pattern, least, most):
+@pytest.mark.parametrize(("pattern", "minimum", "maximum"), LENGTHS)
+def test_characters_are_counted(pattern, minimum, maximum):
     """The automaton is that of the product with a repetition, and each of its texts can be completed at any count."""
     character = automaton.characters(automaton.without(()))
-    expected = automaton.intersection(regex.parse(pattern), automaton.Repeat(character, least, most))
-    found = characters(pattern, least, most)
+    expected = automaton.intersection(regex.parse(pattern), automaton.Repeat(character, minimum, maximum))
+    found = characters(pattern, minimum, maximum)
     both = [automaton.build(found), expected]
     for one, other in (both, reversed(both)):
         assert not automaton.difference(one, other).is_final.any()
     counting = automaton.build(found, counts=True)
-    if most is None:  # the count ends at 65,535
+    if maximum is None:  # the count ends at 65,535
         return
     reached, left, before = {0}, [0], {}
     while left:
@@ -122,8 +122,10 @@ def test_characters_are_counted(pattern, least, most):
 )
 def test_lengths_take_no_states(pattern, bounds):
     plain = automaton.build(regex.parse(pattern))
-    for least, most in bounds:
-        assert len(automaton.build(characters(pattern, least, most), counts=True).is_final) <= len(plain.is_final) + 1
+    for minimum, maximum in bounds:
+        assert (
+            len(automaton.build(characters(pattern, minimum, maximum), counts=True).is_final) <= len(plain.is_final) + 1
+        )
 
 
 def test_the_largest_length():
@@ -162,12 +164,12 @@ def test_products(first, second, data):
 @pytest.mark.parametrize("pattern", [*PATTERNS, "(a|b)*a(a|b){3}", "a{3}|b{3}", "(ab|cb)*", "[^x]{3}"])
 def test_the_fewest_states_accept_the_same_texts(pattern):
     found = automaton.build(regex.parse(pattern))
-    least = automaton.minimal(found)
-    for larger, other in ((found, least), (least, found)):
+    minimum = automaton.minimal(found)
+    for larger, other in ((found, minimum), (minimum, found)):
         assert not automaton.difference(larger, other).is_final.any(), "both accept the same texts"
     # Pairs of states that some text tells apart, by the table of pairs.
-    states, after = range(len(least.next_state)), least.next_state.tolist()
-    apart = {(p, q) for p in states for q in states if least.is_final[p] != least.is_final[q]}
+    states, after = range(len(minimum.next_state)), minimum.next_state.tolist()
+    apart = {(p, q) for p in states for q in states if minimum.is_final[p] != minimum.is_final[q]}
     while True:
         found_apart = {
             (p, q)

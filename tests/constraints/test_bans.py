@@ -85,10 +85,10 @@ def test_texts_are_those_of_plain_decoding(lookahead):
 class Odd(NamedTuple):
     """A constraint that is a tuple: no token below `least` [B]."""
 
-    least: jax.Array
+    minimum: jax.Array
 
     def start(self, tokens, length):
-        return self.least
+        return self.minimum
 
     def advance(self, state, token):
         return state
@@ -116,8 +116,8 @@ class OfTables:
 @pytest.mark.parametrize("bans", [Odd(jnp.array([4, 9])), OfTables((jnp.arange(V) >= 4, jnp.arange(V) >= 9))])
 def test_tuples_may_be_constraints_and_be_shared(bans):
     found = jlade.generate(tiny_llama(2), [[0, 1], [2, 3]], constraint=bans, lookahead=PAPER, max_new_tokens=6)
-    least = [4, 9] if isinstance(bans, Odd) else [4, 4]
-    assert (found.tokens.min(axis=1) >= least).all()
+    minimum = [4, 9] if isinstance(bans, Odd) else [4, 4]
+    assert (found.tokens.min(axis=1) >= minimum).all()
 
 
 def test_rows_keep_what_all_share():

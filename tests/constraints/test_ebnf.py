@@ -42,8 +42,8 @@ def written(node):
             return f"({' '.join(map(written, parts))})"
         case ("options", *options):
             return f"({' | '.join(map(written, options))})"
-        case (_, part, (least, most)):
-            count = {(0, 1): "?", (0, None): "*", (1, None): "+"}.get((least, most), f"{{{least},{most}}}")
+        case (_, part, (minimum, maximum)):
+            count = {(0, 1): "?", (0, None): "*", (1, None): "+"}.get((minimum, maximum), f"{{{minimum},{maximum}}}")
             return written(part) + count
 
 
@@ -64,11 +64,11 @@ def ends_of(rules, text, depth):
                 return reached
             case ("options", *options):
                 return set().union(*(ends(option, begin, below) for option in options))
-            case (_, part, (least, most)):
-                reached, total = {begin}, {begin} if least == 0 else set()
-                for number in range(1, (len(text) + 2 if most is None else most) + 1):
+            case (_, part, (minimum, maximum)):
+                reached, total = {begin}, {begin} if minimum == 0 else set()
+                for number in range(1, (len(text) + 2 if maximum is None else maximum) + 1):
                     reached = set().union(*(ends(part, each, below) for each in reached))
-                    total |= reached if number >= least else set()
+                    total |= reached if number >= minimum else set()
                 return total
 
     for _ in range(depth + 1):

@@ -121,8 +121,8 @@ def test_meshes(axes):
 
 
 def test_lengths_have_no_states_of_their_own():
-    def states(most):
-        return len(Grammar.json_schema({"type": "string", "minLength": 2, "maxLength": most}).automaton.moves)
+    def states(maximum):
+        return len(Grammar.json_schema({"type": "string", "minLength": 2, "maxLength": maximum}).automaton.moves)
 
     assert states(10**9) == states(60_000) == states(10)
 

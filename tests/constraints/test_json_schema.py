@@ -355,7 +355,7 @@ RECORD = {
 
 
 @pytest.mark.parametrize(
-    ("schema", "most"),
+    ("schema", "maximum"),
     [
         (HTTP_URL, 40),
         ({"type": "object", "properties": RECORD, "required": [*RECORD]}, 2200),
@@ -368,8 +368,8 @@ RECORD = {
         ({"type": "array", "items": {"type": "array", "items": {"type": "number"}, "maxItems": 1000}}, 80),
     ],
 )
-def test_counts_take_no_states(schema, most):
-    assert len(automaton.build(json_schema.parse(schema), counts=True).is_final) <= most
+def test_counts_take_no_states(schema, maximum):
+    assert len(automaton.build(json_schema.parse(schema), counts=True).is_final) <= maximum
 
 
 # Objects within each other in a million orders, each of which is read once.

@@ -30,16 +30,16 @@ TEXTS = NEAR | st.from_regex("-?(0|[1-9][0-9]{0,4})([.][0-9]{1,4})?", fullmatch=
 @settings(max_examples=300)
 @given(st.data())
 def test_numbers_between_bounds(data):
-    least, most = (
+    minimum, maximum = (
         data.draw(st.none() | st.builds(Bound, st.sampled_from(VALUES).map(Fraction), st.booleans())) for _ in range(2)
     )
     text = data.draw(TEXTS)
     value = Fraction(text)
-    within = least is None or value > least.value or (least.inclusive and value == least.value)
-    within &= most is None or value < most.value or (most.inclusive and value == most.value)
-    found = automaton.build(numbers.decimals(least, most))
+    within = minimum is None or value > minimum.value or (minimum.inclusive and value == minimum.value)
+    within &= maximum is None or value < maximum.value or (maximum.inclusive and value == maximum.value)
+    found = automaton.build(numbers.decimals(minimum, maximum))
     assert found.accepts(text.encode()) == within
-    whole = automaton.build(numbers.integers(least, most))
+    whole = automaton.build(numbers.integers(minimum, maximum))
     assert whole.accepts(text.encode()) == (within and "." not in text)
 
 
@@ -71,13 +71,13 @@ def test_multiples(data):
 
 
 @pytest.mark.parametrize("counts", [False, True])
-@pytest.mark.parametrize("least", [None, *(Bound(Fraction(value)) for value in ("0", "12", "0.25", "-1e30"))])
+@pytest.mark.parametrize("minimum", [None, *(Bound(Fraction(value)) for value in ("0", "12", "0.25", "-1e30"))])
 @pytest.mark.parametrize("divisor", [None, Fraction(1, 2), Fraction(7)])
-def test_a_double_holds_each_number(least, divisor, counts):
+def test_a_double_holds_each_number(minimum, divisor, counts):
     """No number has more than 20 digits before its point, or more than two in its exponent."""
     nines, sevens = "9" * 20, "7" * 20
     for make in (numbers.decimals, numbers.integers):
-        found = automaton.build(make(least, None, divisor), counts=counts)
+        found = automaton.build(make(minimum, None, divisor), counts=counts)
         assert found.accepts((sevens if divisor else nines).encode())
         assert not found.accepts((sevens + "7" if divisor else nines + "9").encode())
         assert not found.accepts(b"7e400")

@@ -125,7 +125,7 @@ def schemas():
         st.sampled_from([(0, 1), (1, 11), (0, 110)]).map(
             lambda pair: {"type": "integer", "minimum": pair[0], "exclusiveMaximum": pair[1] + 1}
         ),
-        st.integers(0, 3).map(lambda most: {"type": "string", "maxLength": most, "pattern": "^[a1]*$"}),
+        st.integers(0, 3).map(lambda maximum: {"type": "string", "maxLength": maximum, "pattern": "^[a1]*$"}),
         st.lists(st.sampled_from([None, 0, 10, "a", "a1", [0], {"a": None}]), min_size=1, max_size=3).map(
             lambda values: {"enum": values}
         ),

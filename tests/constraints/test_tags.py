@@ -135,7 +135,7 @@ def test_fields():
 
 def test_blocks_may_be_limited():
     tags = [("<", {"const": 1}, ">")]
-    for most, is_accepted in ((None, True), (2, True), (1, False)):
-        found = Grammar.tags(Tags(tags, triggers=["<"], most=most)).automaton
+    for maximum, is_accepted in ((None, True), (2, True), (1, False)):
+        found = Grammar.tags(Tags(tags, triggers=["<"], maximum=maximum)).automaton
         assert found.accepts(b"a<1>b<1>c") is is_accepted
         assert found.accepts(b"a<1>b")

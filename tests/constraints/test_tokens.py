@@ -40,11 +40,11 @@ def test_a_token_is_allowed_where_its_bytes_lead_on(pattern, data):
     check_tokens(found, data)
 
 
-@pytest.mark.parametrize(("pattern", "least", "most"), [each for each in LENGTHS if each[1:] != (10, 11)])
+@pytest.mark.parametrize(("pattern", "minimum", "maximum"), [each for each in LENGTHS if each[1:] != (10, 11)])
 @settings(max_examples=20)
 @given(data=st.data())
-def test_tokens_of_texts_whose_characters_are_counted(pattern, least, most, data):
-    check_tokens(automaton.build(characters(pattern, least, most), counts=True), data)
+def test_tokens_of_texts_whose_characters_are_counted(pattern, minimum, maximum, data):
+    check_tokens(automaton.build(characters(pattern, minimum, maximum), counts=True), data)
 
 
 def check_tokens(found, data):
