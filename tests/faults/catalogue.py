@@ -155,14 +155,16 @@ FAULTS = (
     Fault(
         "a text leaves a counted loop too early",
         "jlade.constraints.moves.is_allowed",
-        lambda right: lambda state, move, least, most: right(state, move, 0 * least, most),
+        lambda right: lambda state, move, minimum, maximum: right(state, move, 0 * minimum, maximum),
         ("tests/constraints/test_tokens.py::test_a_token_is_allowed_where_its_bytes_lead_on",),
     ),
     Fault(
         "a text has a character more than it may",
         "jlade.constraints.automaton.counted",
         lambda right: (
-            lambda part, counter, least, most: right(part, counter, least, None if most is None else most + 1)
+            lambda part, counter, minimum, maximum: right(
+                part, counter, minimum, None if maximum is None else maximum + 1
+            )
         ),
         ("tests/constraints/test_automaton.py::test_characters_are_counted",),
     ),
