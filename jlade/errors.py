@@ -1,15 +1,16 @@
-"""Errors of arguments, which carry the argument's name for callers that know it by another one."""
+"""Errors of arguments, which carry the argument's name, so that the server can write its own field in its place."""
 
 import numbers
 from typing import Any
 
 
 class ArgumentError(Exception):
-    """An argument that is refused, as an `ArgumentTypeError` or an `ArgumentValueError`.
+    """An argument that is refused. Raised are its subclasses, which are a TypeError and a ValueError too.
 
     Attributes:
       argument: its name, with which the message begins.
-      problem: the rest of the message: what is accepted, and the value. It names no other argument.
+      problem: the rest of the message: what is accepted, and the value. It names no other argument: an error that has to
+        is a plain TypeError or ValueError.
     """
 
     def __init__(self, argument: str, problem: str):
@@ -30,7 +31,7 @@ class ArgumentValueError(ArgumentError, ValueError):
 
 
 def check_int(name: str, value: Any, min_value: int, max_value: int | None = None) -> int:
-    """Returns `value` as an int.
+    """Returns `value` as an int. The bounds are included.
 
     Raises:
       ArgumentTypeError, ArgumentValueError: name the argument, the value and what is accepted.

@@ -18,8 +18,9 @@ from jlade.vocabulary import VocabularyShard
 class Predictions(NamedTuple):
     """The tokens that follow those of a block, and the logits that they come from.
 
-    The logits are of the R outputs of the block, on several devices along `lookahead` of the device's R'. They have all
-    tokens of the vocabulary where it says V.
+    The logits are of the R outputs of the block, on several devices along `lookahead` of the device's R'. On several
+    devices along `model` a row has the device's V' tokens, or all V where `predict` needs them: for rejection sampling,
+    log-probabilities and filters.
     """
 
     window: jax.Array  # [W] int32, after the newest window row
@@ -27,7 +28,7 @@ class Predictions(NamedTuple):
     logits: jax.Array  # [R, V or V'] float32, the model's
     processed: jax.Array  # [R, V or V'] float32, after penalties, temperature and filters
     states: Any  # of the constraint, after the current token and the drafts [1 + M, ...]; None without a constraint
-    sharpened: jax.Array  # [R, V or V'] float32, of the distribution to draw from; -inf for all others when greedy
+    sharpened: jax.Array  # [R, V or V'] float32, of the distribution to draw from: one token at temperature 0
     are_finite: jax.Array  # [R] bool, whether `processed` have no NaN, no infinity and a token above -inf
 
 
@@ -133,9 +134,9 @@ def _draw(
 
 
 def _tokens_before(tree: Tree, window_size: int, vocab_size: int) -> jax.Array:
-    """Returns how often each token is among the earlier tokens of a draft, and it itself [1 + W + M, V] int32.
+    """Returns the counts of tokens on the path from the current token to each output, which is on it [1 + W + M, V] int32.
 
-    The current token has none, and the window's tokens, which are guesses, do not count.
+    The current token itself does not count, nor do the window's tokens, which are guesses.
     """
     one_hot = jax.nn.one_hot(tree.tokens, vocab_size, dtype=jnp.int32)
     before = jnp.asarray(tree.form.mask).astype(jnp.int32) @ one_hot

@@ -18,11 +18,11 @@ from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
 
 class Verdict(NamedTuple):
-    """The tokens that a step adds to the text, and the end of the text. It is final."""
+    """The tokens that a step adds to the text, and whether the text ends there. Nothing after it changes either."""
 
-    tokens: jax.Array  # [A] int32, the model's own along the best draft; the first `num_accepted` are added
+    tokens: jax.Array  # [A] int32, along the best draft; the first `num_accepted` are added
     num_accepted: jax.Array  # [] int32, 0 to A
-    path: jax.Array  # [A-1] int32, places in the tree of the drafts that they equal, but for the last one
+    path: jax.Array  # [A-1] int32, places in the tree of `tokens` but the last accepted one; any after these
     ended: jax.Array  # [] bool, whether the text ends with them
     stop_state: jax.Array | None  # [] int32, after them; None without stop strings
     constraint_state: Any  # after them; None without a constraint
@@ -33,8 +33,8 @@ def verify(state: DecodeState, block: Block, predictions: Predictions, config: D
     """Returns the verdict on the drafts of a block (arXiv 2402.02057, Algorithms 3 and 4).
 
     The longest draft that the model agrees with is cut before the first token whose logits, after processing, are not
-    finite, and where the text ends. Logits that no accepted token comes from may have any values. A text cannot go on
-    without finite logits.
+    finite, and where the text ends. Logits that no accepted token comes from may have any values. A text that
+    needs others ends.
 
     Args:
       state: of one sequence, before the step. One that makes no step accepts nothing.

@@ -118,9 +118,9 @@ class Sources:
         """Returns the drafts for the step after a text, with the states of `text`.
 
         Args:
-          record: None before the first step.
+          record: None before the first step, and always for a static form.
           text: to continue.
-          has_drafts: [] bool, whether drafts are made for it; None for drafts.
+          has_drafts: [] bool, whether drafts are made for it; None if they are for all texts.
         """
         if record is None:
             record = record_lib.start(np.concatenate([np.zeros(0), *(source.rates for _, source in self.sources)]))
@@ -140,7 +140,7 @@ class Sources:
         return Drafts(tree, proposals, record, text.states)
 
     def learn(self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step) -> Drafts:
-        """Returns the drafts of a step with the states and the record after it.
+        """Returns the drafts of a step with the states and the record after it; their tree stays that of the step.
 
         Args:
           drafts: for the step.

@@ -21,8 +21,10 @@ MAX_LENGTH = 24  # tokens of a draft
 LONGEST = 8  # tokens of a match; longer ones count as this long
 MATCHES = 4  # matches whose following text is proposed
 OTHERS = 12  # most tokens that are read after each match but the best one
-LATEST = 2 * MATCHES - 1  # matches of each length that an index knows: fewer than `MATCHES` of them are longer
-RECENT = 4096  # tokens at the end of a long text that are searched; the prompt before them is indexed
+# Matches of each length that an index knows. If `MATCHES` of them match longer, these are better; otherwise at least
+# `MATCHES` of them are the latest of just this length.
+LATEST = 2 * MATCHES - 1
+RECENT = 4096  # tokens at the end of a long text that are searched; of those before, the prompt alone is indexed
 # Initial acceptance rates, measured with SmolLM2: after the best match by its length, and relative to it after others.
 _BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
 _BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
@@ -31,7 +33,10 @@ RATES = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
 
 @dataclasses.dataclass(frozen=True)
 class Suffix(Source):
-    """The text after the longest matches of its end: a chain for each match. Kinds are lengths and ranks of matches.
+    """The text after the longest matches of its end: a chain for each match.
+
+    Kinds are ranks of matches, and lengths: the token at depth d after a match of n tokens has the length n + d - 1, up
+    to `LONGEST`, which the match has once the tokens before it are accepted.
 
     The state is an index of the prompt of a long text, None for others.
     """
@@ -100,7 +105,7 @@ def find(text: jax.Array, length: jax.Array, last: jax.Array, number: int) -> tu
     place = jnp.arange(len(text), dtype=jnp.int32)
     matched = jnp.where((place < length) & (text != NONE), matching(text, last), 0)
     ranks = jnp.where(matched > 0, matched * len(text) + place, 0)
-    # In float32, which holds these numbers exactly: programs for CPUs and GPUs sort all integers.
+    # In float32, which holds these numbers exactly: `top_k` of integers sorts the whole array on CPUs and GPUs.
     ranks, places = jax.lax.top_k(ranks.astype(jnp.float32), number)
     return places.astype(jnp.int32), ranks.astype(jnp.int32) // len(text)
 
@@ -141,7 +146,7 @@ def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple
 
 
 def before(text: jax.Array, places: jax.Array, last: jax.Array) -> jax.Array:
-    """Returns `matching` at some places [n] int32, 0 at the end of one of several texts: [n]."""
+    """Returns `matching` at some places [n] int32 alone, 0 where one of several texts ends: [n]."""
     at = places[:, None] - 1 - jnp.arange(len(last), dtype=jnp.int32)[None, :]
     tokens = jnp.where(at < 0, NONE, text[jnp.maximum(at, 0)])
     is_equal = (tokens == last[None, :]) & (last != NONE)[None, :] & (text[places] != NONE)[:, None]
