@@ -5,11 +5,11 @@ from typing import Any
 
 
 class ArgumentError(Exception):
-    """An argument that is refused. Raised are its subclasses, which are a TypeError and a ValueError too.
+    """An argument that is refused. Its subclasses, a TypeError and a ValueError, are raised.
 
     Attributes:
       argument: its name, with which the message begins.
-      problem: the rest of the message: what is accepted, and the value. It names no other argument: an error that has to
+      problem: the rest of the message: what is accepted, and the value. It names no other argument; an error that must
         is a plain TypeError or ValueError.
     """
 

@@ -27,8 +27,8 @@ class Block:
     Its outputs are the current token, the newest window row and the drafts: R = 1 + W + M, or R' on a device. What is
     the same for all sequences is in NumPy, and a constant of the program.
 
-    A sequence that reads its prompt has a chain of the next prompt tokens in the place of the window and the drafts. Its
-    outputs mean nothing.
+    A sequence that reads its prompt has a chain of the next prompt tokens in the place of the window and the drafts.
+    Its outputs mean nothing.
     """
 
     tokens: jax.Array  # [B, T] int32
@@ -100,8 +100,8 @@ def lay_out(state: DecodeState, config: DecodeConfig, level: Level, until: jax.A
       state: before the step.
       config: the static settings.
       level: the width of the step.
-      until: [B] int32, for sequences that read their prompts: one stops reading where its `num_tokens` is this; None where
-        none reads.
+      until: [B] int32, for sequences that read their prompts: the largest `num_tokens` after the step; None where none
+        reads.
 
     Raises:
       ValueError: rows read, and several devices divide the block.

@@ -134,7 +134,7 @@ def _draw(
 
 
 def _tokens_before(tree: Tree, window_size: int, vocab_size: int) -> jax.Array:
-    """Returns the counts of tokens on the path from the current token to each output, which is on it [1 + W + M, V] int32.
+    """Returns the counts of tokens on the path to each output, which is on it itself [1 + W + M, V] int32.
 
     The current token itself does not count, nor do the window's tokens, which are guesses.
     """

@@ -2,6 +2,7 @@
 
 | lines of the algorithm                                   | here                                                    |
 |----------------------------------------------------------|---------------------------------------------------------|
+| 2-5, the first window and an empty pool                  | `prefill.start`                                         |
 | 11-19, lookahead branch: a new row of the window         | `forward`, `predict`, `update_window`                   |
 | 7-9, rows of random tokens where several were accepted   | `update_window`, not by default: `window_advance`       |
 | 21-24, n-grams from the pool                             | `draft`, at the end of the step before                  |
@@ -65,8 +66,7 @@ class Seen(NamedTuple):
     """What the forward pass over a block tells, on several devices about the device's share."""
 
     logits: jax.Array  # [B, R, V], after the block's outputs
-    # [B, R, k] int32, graded: the most probable tokens after the outputs; None if no source of drafts
-    # learns from prompts
+    # [B, R, k] int32, graded: the most probable tokens after the outputs; None if no source learns from prompts
     best: jax.Array | None
     passage: Passage | None  # the prompt tokens that sequences read; None if none reads, or as above
 
