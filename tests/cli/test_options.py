@@ -6,18 +6,18 @@ import math
 import pytest
 
 from jlade import SamplingConfig
-from jlade.cli import chat, compare, generate, options
+from jlade.cli import chat, complete, generate, options
 from jlade.server import records
 
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
 
 
 def sampling_of(command, *arguments):
-    prompt = ["x"] if command is compare else []
+    prompt = ["x"] if command is complete else []
     return options.request(command.parser().parse_args([*prompt, *map(str, arguments)]))["sampling"]
 
 
-@pytest.mark.parametrize("command", [compare, generate, chat])
+@pytest.mark.parametrize("command", [complete, generate, chat])
 def test_the_sampling_is_that_of_the_checkpoint_unless_given(command, tmp_path):
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps(SAMPLED))
