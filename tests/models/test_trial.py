@@ -266,7 +266,7 @@ def test_a_kernel_that_ends_its_process_is_not_tried_again():
 import os
 from jlade.models.attention.contest import HeadShape
 from jlade.models.trial import *
-decide(Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", HeadShape(4, 2, 8, "bfloat16")), lambda: os._exit(3))
+decide(TrialKey("attention", "tpu", "TPU v5e", "JAX 1", "abc", HeadShape(4, 2, 8, "bfloat16")), lambda: os._exit(3))
 """
     assert subprocess.run([sys.executable, "-c", script], env=os.environ, check=False).returncode == 3
     with pytest.warns(UserWarning, match="ended or hung the process that tried it"):
