@@ -12,7 +12,7 @@ between the lines.
 import importlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ class Results(dict[str, Any]):
         """Returns the rows of a table of `jlade bench` by their first cells."""
         rows = self[name][table]["rows"]
         return {row[next(iter(row))]: row for row in rows}
+
+
+def two(values: Iterable[float]) -> list[str]:
+    """Returns cells with two decimal places."""
+    return [f"{value:.2f}" for value in values]
 
 
 def fill(page: str, results: Results) -> str:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from benchmarks.tables import Results, Rows
-from benchmarks.tables.speed import two
+from benchmarks.tables import Results, Rows, two
 
 
 def experts(results: Results) -> Rows:

@@ -2,8 +2,7 @@
 
 import statistics
 
-from benchmarks.tables import Results, Rows
-from benchmarks.tables.speed import two
+from benchmarks.tables import Results, Rows, two
 
 
 def throughput(results: Results) -> Rows:

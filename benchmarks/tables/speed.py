@@ -3,10 +3,9 @@
 import itertools
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.tables import ROOT, Results, Rows
+from benchmarks.tables import ROOT, Results, Rows, two
 
 TASKS = {
     "mtbench": "MT-Bench",
@@ -23,10 +22,6 @@ LABELS = {  # of names in the files
     "transformers": "transformers, plain",
     "transformers, prompt lookup": "transformers, prompt lookup of 10 tokens",
 }
-
-
-def two(values: Iterable[float]) -> list[str]:
-    return [f"{value:.2f}" for value in values]
 
 
 def label(name: str) -> str:

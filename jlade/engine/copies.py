@@ -29,7 +29,7 @@ def sizes(capacity: int) -> list[int]:
 
 def prefix_of(state: DecodeState, config: DecodeConfig) -> Prefix:
     """Returns what the rows have read of their texts."""
-    return Prefix(state.memory.cache, {name: state.sources[name] for name in config.sources.readers.specs})
+    return Prefix(state.cache, {name: state.sources[name] for name in config.sources.readers.specs})
 
 
 def keep(params: Params, prefix: Prefix, index: int, size: int, config: DecodeConfig) -> Prefix:

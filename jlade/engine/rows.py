@@ -436,10 +436,8 @@ def take(state: DecodeState, index: int) -> DecodeState:
     """Returns the state of a row [1, ...], with the part alone that statistics need."""
     pool = {name: each for name, each in state.sources.items() if name == "pool"}
     num_steps, info, pool = _take((state.num_steps, state.info, pool), np.int32(index))
-    drafts = dataclasses.replace(state.memory.drafts, states=pool)
-    return dataclasses.replace(
-        state, num_steps=num_steps, info=info, memory=dataclasses.replace(state.memory, drafts=drafts)
-    )
+    state = state.with_drafts(dataclasses.replace(state.drafts, states=pool))
+    return dataclasses.replace(state, num_steps=num_steps, info=info)
 
 
 @ahead.jit()

@@ -207,7 +207,7 @@ def _snapshot(state: DecodeState) -> _Snapshot:
     level = None if state.pace is None else np.minimum(state.pace.level, len(state.pace.num_steps) - 1)
     pool = sources["pool"].ngrams if "pool" in sources else None
     table = sources["recycled"].after_token if "recycled" in sources else None
-    found = mesh.fetch((state.tokens, state.window, state.memory.drafts.tree, pool, table, state.done))
+    found = mesh.fetch((state.tokens, state.window, state.drafts.tree, pool, table, state.done))
     # The next step takes over some of these buffers.
     tokens, window, tree, pool, table, done = jax.tree.map(lambda x: x[0].copy(), found)
     table = None if table is None else graded.tokens(table)
