@@ -31,7 +31,7 @@ import numpy as np
 import jlade
 from benchmarks import inflate
 from benchmarks.parts import Figures, Parts, make_parser
-from jlade.config import PLAIN, LookaheadConfig
+from jlade.config import PLAIN, LookaheadConfig, NGramConfig
 from jlade.lookahead.names import label
 from jlade.mesh import default_device, device_of
 from jlade.models.llama import Llama, LlamaParams
@@ -40,9 +40,10 @@ PROMPTS = Path(__file__).parent.parent / "tests" / "golden" / "prompts.jsonl"
 CAPACITY = 1024  # tokens, the capacity that `jlade.prepare` chooses for texts of these lengths
 PROMPT_TOKENS = 200  # longer prompts are cut
 FEW, MANY = 16, 272  # new tokens of two texts; their difference in time is that of steps alone
+WINDOW_AND_TREE = LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))
 LOOKAHEAD = {
     "15, 5, 15": LookaheadConfig.paper(15, 5, 15),
-    "window and tree": LookaheadConfig(),
+    "window and tree": WINDOW_AND_TREE,
     "tree of 63": LookaheadConfig.tree(63),
 }
 BLOCKS = {8: LookaheadConfig.paper(1, 5, 1), 32: LookaheadConfig.paper(4, 5, 4), 64: LookaheadConfig.paper(8, 5, 8)}

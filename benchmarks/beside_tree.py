@@ -9,7 +9,7 @@ greedy ones, or sampled with the noise of jlade. So a row of the model, which de
 it, is computed once for all uses. The uses:
 
 - `tree`: a larger tree (`LookaheadConfig.tree`);
-- `window`: the window of the paper, whose newest row teaches the table of recycled logits (`LookaheadConfig()`);
+- `window`: the window of the paper, whose newest row teaches the table of recycled logits (`10,5,10:tree=80`);
 - `low`: the window in steps whose forecast is below the mean, the larger tree in the others;
 - `n-grams`: the window, and its n-grams as drafts, with odds by the probabilities that the model gave them;
 - `columns`: the most likely ends of the tree, each continued by the 5 most probable tokens that the table knows;

@@ -175,7 +175,7 @@ def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
     """Returns the bytes of weights, cache and pool."""
     params, lookahead = shapes_of(config, request["bits"], request["levels"]), request["lookahead"]
     cache = cache_shapes(Llama(config), params, request["batch_size"], request["capacity"])
-    slots = 4 * config.vocab_size * lookahead.guess_set_size * (lookahead.ngram_size - 1)
+    slots = 4 * config.vocab_size * lookahead.ngrams.guess_set_size * (lookahead.ngram_size - 1)
     return num_bytes((params, cache)) + request["batch_size"] * slots
 
 

@@ -25,14 +25,14 @@ import jax
 import numpy as np
 
 import jlade
-from benchmarks.accelerator import PROMPTS, first_difference, make_decoder
+from benchmarks.accelerator import PROMPTS, WINDOW_AND_TREE, first_difference, make_decoder
 from benchmarks.parts import Figures, Parts, make_parser
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.lookahead.names import label
 
 GOLDEN = PROMPTS.with_name("greedy.json")
 SETTINGS = [
-    LookaheadConfig(),
+    WINDOW_AND_TREE,
     LookaheadConfig.tree(63),
     LookaheadConfig.paper(15, 5, 15),
     LookaheadConfig.paper(7, 3, 7),
@@ -44,7 +44,7 @@ SETTINGS = [
 EXACT = "float32, exact products"
 PRECISIONS = {EXACT: ("float32", "highest"), "float32": ("float32", "default"), "bfloat16": ("bfloat16", "default")}
 
-SAMPLED = [LookaheadConfig(), LookaheadConfig.tree(7), LookaheadConfig.paper(7, 3, 3), LookaheadConfig.paper(0, 5, 4)]
+SAMPLED = [WINDOW_AND_TREE, LookaheadConfig.tree(7), LookaheadConfig.paper(7, 3, 3), LookaheadConfig.paper(0, 5, 4)]
 SAMPLED_TOKENS = 40
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5)
 CONTROLS: list[dict[str, Any]] = [

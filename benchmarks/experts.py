@@ -24,13 +24,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise l
 import jlade
 from benchmarks import report
 from benchmarks.real_configs import CONFIGS
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
 from jlade.costs.devices import DEVICES
 
-SETTINGS = (LookaheadConfig.tree(7), LookaheadConfig.tree(31), LookaheadConfig())  # 8, 32 and 120 tokens
+WINDOW_AND_TREE = LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))
+SETTINGS = (LookaheadConfig.tree(7), LookaheadConfig.tree(31), WINDOW_AND_TREE)  # 8, 32 and 120 tokens
 BATCHES = (1, 4, 8, 16, 32, 64)
 VOCABULARY = 4096  # with fewer layers than the model has, whose output matrix would take most of the time
 

@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise l
 import jlade
 from benchmarks import report
 from jlade.conversion.hf_config import read_config
-from jlade.lookahead.names import label
+from jlade.lookahead.names import label, parse
 from jlade.models.sharding import can_divide
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
@@ -38,7 +38,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {  # of the table, by thei
     "host loops": lambda row: row["host_loops_in_step"],
     "plain step, ms": lambda row: _milliseconds(row["plain_step_estimate_ms"]),
     "step, ms": lambda row: _milliseconds(row["step_estimate_ms"]),
-    "setting": lambda row: label(jlade.LookaheadConfig(**row["lookahead"])),
+    "setting": lambda row: label(parse(row["lookahead"])),
     "attention": lambda row: row["attention"],
     "compiled in, s": lambda row: f"{row['compile_seconds']:.0f}",
 }

@@ -26,6 +26,7 @@ import transformers
 
 from benchmarks.accelerator import (
     PROMPT_TOKENS,
+    WINDOW_AND_TREE,
     Model,
     add_model_arguments,
     first_difference,
@@ -35,7 +36,7 @@ from benchmarks.accelerator import (
     prompts_of,
 )
 from benchmarks.parts import Figures, Parts, make_parser
-from jlade.config import PLAIN, LookaheadConfig
+from jlade.config import PLAIN
 from jlade.conversion.hf_config import to_hf
 from jlade.conversion.tensors import named_arrays
 from jlade.models.llama import LlamaParams
@@ -86,7 +87,7 @@ def _compare(
 ) -> Figures:
     torch._dynamo.reset()  # compiles for this batch size alone, not for all
     prompts = prompts_of("code", batch_size, PROMPT_TOKENS)
-    model.compile([PLAIN, LookaheadConfig()], prompts)
+    model.compile([PLAIN, WINDOW_AND_TREE], prompts)
     ids = torch.tensor(prompts, device=other.device)
 
     def generate() -> np.ndarray:
@@ -102,7 +103,7 @@ def _compare(
 
     runs = {
         "plain": lambda: model.decode(PLAIN, prompts, new_tokens)[0],
-        "lookahead": lambda: model.decode(LookaheadConfig(), prompts, new_tokens)[0],
+        "lookahead": lambda: model.decode(WINDOW_AND_TREE, prompts, new_tokens)[0],
         "transformers": generate,
     }
     texts = {}

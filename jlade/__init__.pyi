@@ -11,7 +11,7 @@ from . import (
     models,
     testing,
 )
-from .config import LookaheadConfig, SamplingConfig
+from .config import LookaheadConfig, NGramConfig, SamplingConfig, TreeConfig
 from .constraints.bans import BannedSequences, NoRepeatedNgrams
 from .constraints.constraint import Constraint
 from .constraints.grammar import Grammar
@@ -69,6 +69,7 @@ __all__ = [
     "KVCache",
     "LlamaParams",
     "LookaheadConfig",
+    "NGramConfig",
     "NGramPool",
     "NoRepeatedNgrams",
     "Piece",
@@ -84,6 +85,7 @@ __all__ = [
     "StopStrings",
     "Stopping",
     "TextIndex",
+    "TreeConfig",
     "Trial",
     "Tuning",
     "adopt",

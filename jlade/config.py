@@ -1,4 +1,4 @@
-"""The settings of a caller: the width of a step, and how tokens are drawn."""
+"""The settings of a caller: the drafts that a step verifies, and how tokens are drawn."""
 
 import dataclasses
 import functools
@@ -14,43 +14,96 @@ Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
 WindowAdvance = Literal["step", "token"]
 
-SOURCES = ("pool", "suffix", "recycled")  # of a tree by default
+POOL = "pool"  # the source of the n-grams of an `NGramConfig`
+SOURCES = ("suffix", "recycled")  # of a tree by default
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
 MAX_NUMBER: Any = 1e4  # of a control: beside larger ones float32 rounds the model's logits away
 
 
-class _Unset(int):
-    """A default that differs from the same value given by a caller."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LookaheadConfig:
-    """The tokens of a decoding step: a window, which guesses future ones, and drafts to verify.
-
-    `LookaheadConfig.tree(119)` has a tree of the most promising drafts of several sources (`jlade.drafts`), and
-    `LookaheadConfig()` the window of arXiv 2402.02057 and a tree, of as many tokens. The tree alone accepts more.
-    `LookaheadConfig.paper(15, 5, 15)` is the algorithm of the paper. Sizes of a window or a pool come with `tree_size`:
-    without it, the same call could mean the paper's setting or one with a tree.
+@dataclasses.dataclass(frozen=True)
+class NGramConfig:
+    """The n-grams of arXiv 2402.02057: a window generates them, and a pool keeps them as drafts.
 
     Attributes:
-      window_size: the window's W, future positions decoded in parallel; 0 or more.
-      ngram_size: N, the length of an n-gram; 2 or more. The window has N-1 rows, and drafts of the pool N-1 tokens.
+      window_size: the window's W, future positions decoded in parallel; 0 or more. Without a window, n-grams come from
+        the text alone.
+      ngram_size: N, the length of an n-gram; 2 or more. The window has N-1 rows, and drafts have N-1 tokens.
+      guess_set_size: the pool's G, n-grams kept for each first token; 0 or more.
+      pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
+        of the window.
       window_draw: how the window's tokens are drawn when sampling: "coupled", with the noise of their positions, which
         finds more n-grams, or "greedy", as in the paper. It affects the number of steps, not the distribution.
       window_advance: the rows by which the window moves on: "step", one for each step, whatever it accepted, as in the
         authors' code; or "token", one for each accepted token, drawn from the text where no step was made, as in lines
         7 to 9 of the paper's Algorithm 2. The rows of "step" accept more.
-      tree_size: the drafts' M, most tokens of the tree that a step verifies; 0 or more. None verifies the G n-grams of
-        the pool side by side, as in the paper.
-      sources: where drafts come from: "pool", n-grams; "suffix", the text after earlier occurrences of its last tokens;
-        "recycled", the most probable tokens after each token as the model last saw it; "chain", the guesses of Jacobi
-        decoding; "prediction", the text that a call expects, "corpus", other texts that it brings, and "grammar", its
-        grammar, which add these sources by themselves. Without a tree there is only the pool.
-      guess_set_size: the pool's G, n-grams kept for each first token; 0 or more. Without a tree, also the most n-grams
-        verified in a step.
-      pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
-        of the window.
+
+    Raises:
+      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above.
+    """
+
+    window_size: int = 15
+    ngram_size: int = 5
+    guess_set_size: int = 15
+    _: dataclasses.KW_ONLY
+    pool_from_prompt: bool = True
+    window_draw: WindowDraw = "coupled"
+    window_advance: WindowAdvance = "step"
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
+            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum))
+        if not isinstance(self.pool_from_prompt, bool):
+            raise ArgumentTypeError("pool_from_prompt", f"must be True or False, got {self.pool_from_prompt!r}")
+        _check_way("window_draw", self.window_draw, get_args(WindowDraw))
+        _check_way("window_advance", self.window_advance, get_args(WindowAdvance))
+
+    @property
+    def size(self) -> int:
+        """Tokens of G drafts."""
+        return self.guess_set_size * (self.ngram_size - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeConfig:
+    """A tree of the most promising drafts of several sources (`jlade.drafts`).
+
+    Attributes:
+      size: M, most tokens of the tree; 1 or more.
+      sources: where drafts come from: "suffix", the text after earlier occurrences of its last tokens; "recycled", the
+        most probable tokens after each token as the model last saw it; "chain", the guesses of Jacobi decoding;
+        "prediction", the text that a call expects, "corpus", other texts that it brings, and "grammar", its grammar,
+        which add these sources by themselves.
+      ngrams: a window and a pool, which is one more source; None for neither.
+
+    Raises:
+      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, or when
+        there is no source.
+    """
+
+    size: int = 119
+    sources: tuple[str, ...] = SOURCES
+    ngrams: NGramConfig | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_int("size", self.size, 1))
+        if not isinstance(self.ngrams, NGramConfig | None):
+            raise ArgumentTypeError("ngrams", f"must be an NGramConfig or None, got {self.ngrams!r}")
+        has_pool = self.ngrams is not None and self.ngrams.guess_set_size > 0
+        object.__setattr__(self, "sources", _check_sources(self.sources, 0 if has_pool else 1))
+        if self.ngrams is not None and not (self.ngrams.window_size or has_pool):
+            object.__setattr__(self, "ngrams", None)  # so that settings of the same steps are equal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookaheadConfig:
+    """The drafts that a decoding step verifies: a tree, or the n-grams of the paper side by side.
+
+    `LookaheadConfig()` is `LookaheadConfig.tree(119)`. `LookaheadConfig.paper(15, 5, 15)`, the algorithm of arXiv
+    2402.02057, has a window and a pool of n-grams instead, and a block of as many tokens. The tree accepts more.
+
+    Attributes:
+      drafts: the tree, or the n-grams.
       verification: how sampled drafts are accepted. Both ways have the same distribution of texts. "coupled" draws each
         token with noise that belongs to its position, so the text is that of plain sampling with the same key;
         "rejection" is the paper's Algorithm 4. For greedy decoding they are the same.
@@ -60,45 +113,33 @@ class LookaheadConfig:
         None never falls back.
 
     Raises:
-      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, when sizes
-        come without `tree_size`, or when the block would exceed `MAX_BLOCK_SIZE` tokens.
+      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, or when the
+        block would exceed `MAX_BLOCK_SIZE` tokens.
     """
 
-    window_size: int = _Unset(10)
-    ngram_size: int = _Unset(5)
-    window_draw: WindowDraw = "coupled"
-    window_advance: WindowAdvance = "step"
-    tree_size: int | None = _Unset(80)
-    sources: tuple[str, ...] = SOURCES
-    guess_set_size: int = _Unset(10)
-    pool_from_prompt: bool = True
+    drafts: TreeConfig | NGramConfig = dataclasses.field(default_factory=TreeConfig)
     verification: Verification = "coupled"
     relative_step_time: float | None = None
 
     @classmethod
     def tree(
         cls,
-        tree_size: int,
+        size: int,
         *,
         sources: tuple[str, ...] = SOURCES,
+        ngrams: NGramConfig | None = None,
         verification: Verification = "coupled",
         relative_step_time: float | None = None,
     ) -> Self:
-        """Returns a setting with a tree alone, without window and pool.
+        """Returns a setting with a tree. Without `ngrams`, a step feeds up to M + 1 tokens to the model.
 
         Args:
-          tree_size: M. A step feeds up to M + 1 tokens to the model.
-          sources, verification, relative_step_time: see `LookaheadConfig`.
+          size: M.
+          sources, ngrams: see `TreeConfig`.
+          verification, relative_step_time: see `LookaheadConfig`.
         """
-        return cls(
-            window_size=0,
-            ngram_size=5,
-            tree_size=tree_size,
-            sources=sources,
-            guess_set_size=0,
-            verification=verification,
-            relative_step_time=relative_step_time,
-        )
+        drafts = TreeConfig(size, sources, ngrams)
+        return cls(drafts=drafts, verification=verification, relative_step_time=relative_step_time)
 
     @classmethod
     def jacobi(
@@ -132,25 +173,24 @@ class LookaheadConfig:
         verification: Verification = "coupled",
         relative_step_time: float | None = None,
     ) -> Self:
-        """Returns a setting of the paper: a window and the n-grams of the pool side by side, without a tree.
+        """Returns a setting of the paper: a window, and the n-grams of its pool side by side.
 
         `window_size=0` is prompt lookup, whose n-grams come from the text alone; `guess_set_size=0` verifies nothing.
 
         Args:
           window_size, ngram_size, guess_set_size: W, N and G. A step accepts at most N tokens.
-          pool_from_prompt, window_draw, window_advance, verification, relative_step_time: see `LookaheadConfig`.
+          pool_from_prompt, window_draw, window_advance: see `NGramConfig`.
+          verification, relative_step_time: see `LookaheadConfig`.
         """
-        return cls(
-            window_size=window_size,
-            ngram_size=ngram_size,
+        drafts = NGramConfig(
+            window_size,
+            ngram_size,
+            guess_set_size,
+            pool_from_prompt=pool_from_prompt,
             window_draw=window_draw,
             window_advance=window_advance,
-            tree_size=None,
-            guess_set_size=guess_set_size,
-            pool_from_prompt=pool_from_prompt,
-            verification=verification,
-            relative_step_time=relative_step_time,
         )
+        return cls(drafts=drafts, verification=verification, relative_step_time=relative_step_time)
 
     @classmethod
     def preset(cls, kind: Literal["code", "prose", "creative"]) -> Self:
@@ -165,48 +205,50 @@ class LookaheadConfig:
             raise ValueError(f"kind must be one of {', '.join(map(repr, PRESETS))}, got {kind!r}")
         return cls.paper(*PRESETS[kind])
 
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Returns the setting that `dataclasses.asdict` made a dictionary of, also after JSON."""
+        drafts = fields["drafts"]
+        if "ngram_size" in drafts:
+            return cls(**{**fields, "drafts": NGramConfig(**drafts)})
+        ngrams = None if drafts["ngrams"] is None else NGramConfig(**drafts["ngrams"])
+        return cls(**{**fields, "drafts": TreeConfig(**{**drafts, "ngrams": ngrams})})
+
     def __post_init__(self) -> None:
-        self._check_tree_is_meant()
-        for name, minimum in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
-            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum))
-        if not isinstance(self.pool_from_prompt, bool):
-            raise ArgumentTypeError("pool_from_prompt", f"must be True or False, got {self.pool_from_prompt!r}")
-        ways = {"verification": Verification, "window_draw": WindowDraw, "window_advance": WindowAdvance}
-        for name, way in ways.items():
-            if getattr(self, name) not in get_args(way):
-                raise ArgumentValueError(
-                    name, f"must be one of {', '.join(get_args(way))}, got {getattr(self, name)!r}"
-                )
+        if not isinstance(self.drafts, TreeConfig | NGramConfig):
+            raise ArgumentTypeError("drafts", f"must be a TreeConfig or an NGramConfig, got {self.drafts!r}")
+        _check_way("verification", self.verification, get_args(Verification))
         if self.relative_step_time is not None:
             accepted_cost = "a number above 0, or None"
             _check_number("relative_step_time", self.relative_step_time, accepted_cost, lambda x: x > 0)
-        object.__setattr__(self, "sources", _check_sources(self.sources))
-        if self.tree_size is not None:
-            object.__setattr__(self, "tree_size", check_int("tree_size", self.tree_size, 0))
-            if not self.reach:
-                needed = "guess_set_size" if self.sources == ("pool",) else "tree_size"
-                raise ValueError(f"sources={self.sources} needs {needed} of at least 1, got 0")
-        elif self.sources in (SOURCES, ("pool",)):
-            object.__setattr__(self, "sources", ("pool",))
-        else:
-            raise ValueError(f"sources={self.sources} need tree_size, the tokens of the tree that they share")
         if self.block_size > MAX_BLOCK_SIZE:
             sizes = f"window_size={self.window_size}, ngram_size={self.ngram_size}, "
-            if self.tree_size is None:
-                sizes += f"guess_set_size={self.guess_set_size} make a block of (N-1)(W+G)"
+            if self.has_tree:
+                sizes += f"size={self.num_drafted} make a block of (N-1)W+M"
             else:
-                sizes += f"tree_size={self.tree_size} make a block of (N-1)W+M"
+                sizes += f"guess_set_size={self.ngrams.guess_set_size} make a block of (N-1)(W+G)"
             raise ValueError(f"{sizes} = {self.block_size} tokens a step; at most {MAX_BLOCK_SIZE} are accepted")
 
-    def _check_tree_is_meant(self) -> None:
-        """Raises a TypeError for sizes of the paper beside a tree that nobody asked for."""
-        sizes = ("window_size", "ngram_size", "guess_set_size")
-        given = [f"{name}={getattr(self, name)!r}" for name in sizes if not isinstance(getattr(self, name), _Unset)]
-        if given and isinstance(self.tree_size, _Unset):
-            raise TypeError(
-                f"{', '.join(given)} came without tree_size: use LookaheadConfig.paper(...) for the setting of the "
-                f"paper, or add tree_size={int(self.tree_size)} for a tree of drafts beside the window"
-            )
+    @property
+    def has_tree(self) -> bool:
+        """Whether the drafts are a tree. Otherwise they are n-grams side by side."""
+        return isinstance(self.drafts, TreeConfig)
+
+    @property
+    def ngrams(self) -> NGramConfig:
+        """The window and the pool, `NO_NGRAMS` for neither."""
+        drafts = self.drafts.ngrams if isinstance(self.drafts, TreeConfig) else self.drafts
+        return NO_NGRAMS if drafts is None else drafts
+
+    @property
+    def window_size(self) -> int:
+        """W; 0 without a window."""
+        return self.ngrams.window_size
+
+    @property
+    def ngram_size(self) -> int:
+        """N."""
+        return self.ngrams.ngram_size
 
     @property
     def block_size(self) -> int:
@@ -216,13 +258,19 @@ class LookaheadConfig:
     @property
     def num_drafted(self) -> int:
         """Tokens verified in one step: those of the tree, or of G n-grams."""
-        return self.guess_set_size * (self.ngram_size - 1) if self.tree_size is None else self.tree_size
+        return self.drafts.size
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of drafts, "pool" for n-grams, in the order of `TABLE`."""
+        named = {*self.drafts.sources} if isinstance(self.drafts, TreeConfig) else set()
+        pool = {POOL} if self.ngrams.guess_set_size else set()
+        return tuple(source for source in TABLE if source in named | pool)
 
     @property
     def reach(self) -> dict[str, int]:
         """Most tokens of a draft, by source."""
-        longest = {source: TABLE[source].max_length(self) for source in self.sources}
-        return {source: length for source, length in longest.items() if length}
+        return {source: TABLE[source].max_length(self) for source in self.sources}
 
     @property
     def max_accepted(self) -> int:
@@ -230,14 +278,21 @@ class LookaheadConfig:
         return min(max(self.reach.values(), default=0), self.num_drafted) + 1
 
 
-def _check_sources(sources: Any) -> tuple[str, ...]:
+def _check_way(name: str, way: Any, accepted: tuple[str, ...]) -> None:
+    if way not in accepted:
+        raise ArgumentValueError(name, f"must be one of {', '.join(accepted)}, got {way!r}")
+
+
+def _check_sources(sources: Any, min_number: int) -> tuple[str, ...]:
     """Returns the sources in the order of `TABLE`."""
-    known = tuple(TABLE)
+    known = tuple(source for source in TABLE if source != POOL)
     if isinstance(sources, str) or not isinstance(sources, Iterable):
         raise ArgumentTypeError("sources", f"must be a tuple of {', '.join(map(repr, known))}, got {sources!r}")
     given = tuple(sources)
-    if not given or not set(given) <= set(known) or len(set(given)) < len(given):
-        raise ArgumentValueError("sources", f"must be one or more of {', '.join(map(repr, known))}, got {given}")
+    if len(given) < min_number or not set(given) <= set(known) or len(set(given)) < len(given):
+        of_pool = f"; {POOL!r} comes with ngrams" if POOL in given else ""
+        accepted = f"must be one or more of {', '.join(map(repr, known))}"
+        raise ArgumentValueError("sources", f"{accepted}, got {given}{of_pool}")
     return tuple(source for source in known if source in given)
 
 
@@ -395,6 +450,9 @@ def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
         raise ArgumentValueError("logit_bias", f"must map token ids to numbers up to {MAX_NUMBER:g}, got {bias!r}")
     return tuple((token, value if value >= -MAX_NUMBER else -math.inf) for token, value in sorted(pairs.items()))
 
+
+NO_NGRAMS = NGramConfig(window_size=0, guess_set_size=0)
+"""Neither a window nor a pool."""
 
 PLAIN = LookaheadConfig.paper(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)
 """Plain decoding, one token a step; the meaning of `lookahead=None`."""

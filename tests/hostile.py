@@ -6,6 +6,7 @@ keeps for itself are ignored with a warning instead. `tests/test_hostile.py` rea
 """
 
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -579,7 +580,7 @@ def _read_prior(directory: pathlib.Path) -> None:
 
 def _write_settings(directory: pathlib.Path) -> None:
     lookahead = jlade.LookaheadConfig()
-    fields = {name: getattr(lookahead, name) for name in lookahead.__dataclass_fields__}
+    fields = dataclasses.asdict(lookahead)
     stored = {"format": choice.FORMAT, "device": "1 x CPU (cpu)", "model": "m", "batch_size": 1, "lookahead": fields}
     stored |= {"date": "2026-01-01", "prompts": 1, "tokens": 8, "repeat": 2, "step_times": {"1": 0.1, "60": 0.2}}
     stored |= {"trials": [{"lookahead": fields, "speed": 1.5}]}

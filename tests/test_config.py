@@ -1,29 +1,32 @@
+import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
 
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig, TreeConfig
 from jlade.config import MAX_BLOCK_SIZE, MAX_NUMBER, PLAIN, SMALL_BLOCK, SOURCES
 
 
-def test_the_default_has_all_sources_in_a_block_of_the_papers_size():
+def test_the_default_is_a_tree_in_a_block_of_the_papers_size():
+    assert LookaheadConfig() == LookaheadConfig.tree(119) == LookaheadConfig(drafts=TreeConfig())
     assert set(LookaheadConfig().reach) == set(SOURCES)
     assert LookaheadConfig().block_size == LookaheadConfig.paper().block_size == 120
-    assert LookaheadConfig.tree(119).block_size == 120
 
 
 def test_defaults_of_the_paper_are_its_setting_for_a_7b_model():
     config = LookaheadConfig.paper()
-    assert (config.window_size, config.ngram_size, config.guess_set_size) == (15, 5, 15)
+    assert (config.window_size, config.ngram_size, config.ngrams.guess_set_size) == (15, 5, 15)
     assert config.block_size == 120
     assert config.max_accepted == 5
 
 
 GIVEN = {
-    "sources": ("suffix",),
     "verification": "rejection",
     "relative_step_time": 1.5,
+    "sources": ("suffix",),
+    "ngrams": NGramConfig(3, 4, 5),
     "pool_from_prompt": False,
     "window_draw": "greedy",
     "window_advance": "token",
@@ -31,18 +34,37 @@ GIVEN = {
 
 
 @pytest.mark.parametrize(
-    ("make", "names"),
+    ("make", "of_setting", "of_drafts"),
     [
-        (LookaheadConfig.paper, [*GIVEN][1:]),
-        (functools.partial(LookaheadConfig.tree, 7), [*GIVEN][:3]),
-        (LookaheadConfig.jacobi, [*GIVEN][1:3]),
+        (LookaheadConfig.paper, [*GIVEN][:2], [*GIVEN][4:]),
+        (functools.partial(LookaheadConfig.tree, 7), [*GIVEN][:2], [*GIVEN][2:4]),
+        (LookaheadConfig.jacobi, [*GIVEN][:2], []),
     ],
     ids=["paper", "tree", "jacobi"],
 )
-def test_every_argument_has_its_place_in_the_setting(make, names):
-    usual, setting = make(), make(**{name: GIVEN[name] for name in names})
-    assert {name: getattr(setting, name) for name in names} == {name: GIVEN[name] for name in names}
-    assert all(getattr(usual, name) != GIVEN[name] for name in names)
+def test_every_argument_has_its_place_in_the_setting(make, of_setting, of_drafts):
+    usual, setting = make(), make(**{name: GIVEN[name] for name in [*of_setting, *of_drafts]})
+    for names, before, after in ((of_setting, usual, setting), (of_drafts, usual.drafts, setting.drafts)):
+        assert {name: getattr(after, name) for name in names} == {name: GIVEN[name] for name in names}
+        assert all(getattr(before, name) != GIVEN[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        LookaheadConfig(),
+        LookaheadConfig.paper(7, 3, 7, window_draw="greedy", verification="rejection", relative_step_time=1.5),
+        LookaheadConfig.tree(9, sources=("suffix", "chain"), ngrams=NGramConfig(2, 3, 4, pool_from_prompt=False)),
+    ],
+    ids=["tree", "paper", "both"],
+)
+def test_settings_go_through_json(setting):
+    assert LookaheadConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(setting)))) == setting
+
+
+def test_a_tree_has_no_ngrams_without_window_and_pool():
+    assert LookaheadConfig.tree(9, ngrams=NGramConfig(0, 3, 0)) == LookaheadConfig.tree(9)
+    assert LookaheadConfig.tree(9, ngrams=NGramConfig(0, 3, 1)).sources == ("pool", *SOURCES)
 
 
 def test_named_settings():
@@ -77,6 +99,8 @@ def test_bad_settings_are_refused(arguments, error, message):
 def test_sizes_without_their_names_are_refused():
     with pytest.raises(TypeError, match="positional"):
         LookaheadConfig(15, 5, 15)
+    with pytest.raises(TypeError, match="drafts must be a TreeConfig or an NGramConfig, got 119"):
+        LookaheadConfig(drafts=119)
 
 
 def test_sampling_settings_hash_by_value():

@@ -7,7 +7,7 @@ more of them.
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from tests.texts import assert_text
 from tests.tiny import slow
 
@@ -19,6 +19,7 @@ SOME_PROMPTS = [
     LookaheadConfig.paper(15, 5, 15),
     slow(LookaheadConfig.paper(5, 4, 5, pool_from_prompt=False)),
     slow(LookaheadConfig()),
+    slow(LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))),
     slow(LookaheadConfig.tree(7, relative_step_time=1.5)),
     # More than some texts repay, so that steps become narrower.
     slow(LookaheadConfig.paper(3, 8, 12, relative_step_time=3.5)),

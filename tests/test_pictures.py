@@ -12,7 +12,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 import benchmarks.scaling
-from jlade import LookaheadConfig, Trial, Tuning
+from jlade import LookaheadConfig, NGramConfig, Trial, Tuning
 from jlade.config import PLAIN
 from jlade.costs.settings import USUAL
 from jlade.evaluation import comparison, drafting, figures, scaling
@@ -54,7 +54,7 @@ def throughput(methods, datasets=DATASETS):
 
 def tuning(tmp_path):
     """Draws the result of a search among the usual settings."""
-    settings = [PLAIN, *USUAL, LookaheadConfig()]
+    settings = [PLAIN, *USUAL, LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))]
     seconds = [0.02 * (1 + setting.block_size / 200) for setting in settings]
     trials = [
         Trial(each, 2.0, one, 2 / one, 0.04 / one, one / 0.02) for each, one in zip(settings, seconds, strict=True)

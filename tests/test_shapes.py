@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig, testing
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig, testing
 from jlade.drafts import recycled, suffix
 from jlade.engine.scoring import PromptLogProbs
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
@@ -176,7 +176,7 @@ def test_results_have_their_shapes():
 
 
 def test_arguments_and_states_have_their_shapes():
-    lookahead = LookaheadConfig(window_size=4, ngram_size=3, guess_set_size=5, tree_size=8, relative_step_time=2.0)
+    lookahead = LookaheadConfig.tree(8, ngrams=NGramConfig(4, 3, 5), relative_step_time=2.0)
     controls = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.1}
     controls |= {"presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {1: 2.0}}
     prompts, keys = [[1, 2, 3], [4]], jax.random.split(jax.random.key(0), 2)

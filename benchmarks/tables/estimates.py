@@ -12,7 +12,7 @@ from jlade.config import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import settings
 from jlade.costs.devices import DEVICES
-from jlade.lookahead.names import label
+from jlade.lookahead.names import label, parse
 
 
 def three_digits(number: float) -> str:
@@ -90,7 +90,7 @@ def published(results: Results) -> Rows:
     for row in results["real_configs"]["rows"]:
         if row["fits"]:
             device, _, number = row["place"].partition("-")
-            capacity, setting = row["largest_capacity"], label(LookaheadConfig(**row["lookahead"]))
+            capacity, setting = row["largest_capacity"], label(parse(row["lookahead"]))
             plain, step = (three_digits(row[f"{name}step_estimate_ms"]) for name in ("plain_", ""))
             yield (
                 row["model"],
@@ -126,7 +126,7 @@ def attention(results: Results) -> Rows:
 def outside(results: Results) -> Rows:
     yield "setting", "v5e, ms", "share of the step", "H100, ms", "share of the step"
     found = results["estimate_tree"]["devices"]
-    for title, name in (("`LookaheadConfig()`", "10,5,10:tree=80"), ("15, 5, 15", "15,5,15"), ("plain", "plain")):
+    for title, name in (("10, 5, 10, tree of 80", "10,5,10:tree=80"), ("15, 5, 15", "15,5,15"), ("plain", "plain")):
         rows = [found[device][name] for device in ("v5e", "h100")]
         yield (
             title,

@@ -244,7 +244,7 @@ def _sentences(
 def _name(setting: jlade.LookaheadConfig) -> str:
     if setting == PLAIN:
         return "plain"
-    if setting.tree_size is not None:
+    if setting.has_tree:
         return label(setting)
     kind = "prompt lookup" if setting.window_size == 0 else "lookahead"
-    return f"{kind} W={setting.window_size} N={setting.ngram_size} G={setting.guess_set_size}"
+    return f"{kind} W={setting.window_size} N={setting.ngram_size} G={setting.ngrams.guess_set_size}"

@@ -19,7 +19,6 @@ import jlade
 from jlade import mesh
 from jlade.cli import options as options_lib
 from jlade.cli import programs
-from jlade.config import LookaheadConfig
 from jlade.conversion import checkpoint, gguf_weights, huggingface, location
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
@@ -124,14 +123,14 @@ def run(options: argparse.Namespace) -> None:
         "chat_template": _has_chat_template(directory),
         "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
         "device": device.device_kind,
-        "lookahead": names.sizes(lookahead),
+        "lookahead": names.name(lookahead),
         "source": "tuned" if choice.find(shapes, decoder, batch_size) else "estimated",
         "tuned": [
             {
                 "devices": found.key.devices,
                 "batch_size": found.key.batch_size,
                 "date": found.date,
-                "lookahead": names.sizes(found.lookahead),
+                "lookahead": names.name(found.lookahead),
             }
             for found in tuned
         ],
@@ -282,10 +281,10 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         f"{memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
         "engine": programs.in_words(fitting, memory["length"]),
-        f"setting on {facts['device']}": f"{label(LookaheadConfig(**lookahead))}, {facts['source']}",
+        f"setting on {facts['device']}": f"{label(names.parse(lookahead))}, {facts['source']}",
     }
     for tuned in facts["tuned"]:
-        found = f"{label(LookaheadConfig(**tuned['lookahead']))}, on {tuned['date'] or 'an unknown date'}"
+        found = f"{label(names.parse(tuned['lookahead']))}, on {tuned['date'] or 'an unknown date'}"
         number_or_mesh = tuned["devices"]
         devices = f"{number_or_mesh} devices" if number_or_mesh.isdecimal() else number_or_mesh
         where = "" if number_or_mesh == "1" else f" on {devices}"

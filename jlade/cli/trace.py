@@ -5,7 +5,6 @@ import pathlib
 
 from jlade.cli import options as options_lib
 from jlade.cli import status
-from jlade.config import LookaheadConfig
 from jlade.evaluation import trace as trace_lib
 from jlade.files import written_whole
 from jlade.lookahead import names
@@ -26,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--output", default="trace.html", metavar="FILE", help="the page; it is replaced (default: %(default)s)"
     )
-    options_lib.add_shared(result, lookahead=f"{names.name(LookaheadConfig())}, a window and a tree of drafts")
+    options_lib.add_shared(result, lookahead=f"{names.name(trace_lib.WINDOW_AND_TREE)}, a window and a tree of drafts")
     return result
 
 

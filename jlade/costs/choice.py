@@ -26,7 +26,7 @@ from jlade.costs import devices, estimate
 from jlade.lookahead import names
 from jlade.mesh import DATA, LOOKAHEAD
 
-FORMAT = 2
+FORMAT = 3
 
 logger = logging.getLogger("jlade")
 
@@ -96,11 +96,12 @@ class Stored:
             raise ValueError(f"its format is {facts['format']!r}, not {FORMAT}")
         return cls(
             key=SettingKey(str(facts["device"]), str(facts["model"]), int(facts["batch_size"])),
-            lookahead=LookaheadConfig(**facts["lookahead"]),
+            lookahead=LookaheadConfig.from_dict(facts["lookahead"]),
             date=str(facts.get("date", "")),
             **{name: int(facts.get(name, 0)) for name in ("prompts", "tokens", "repeat")},
             speeds={
-                LookaheadConfig(**trial["lookahead"]): positive(trial["speed"]) for trial in facts.get("trials", ())
+                LookaheadConfig.from_dict(trial["lookahead"]): positive(trial["speed"])
+                for trial in facts.get("trials", ())
             },
             step_times={int(size): positive(seconds) for size, seconds in facts.get("step_times", {}).items()},
         )

@@ -308,7 +308,7 @@ def _facts(option: Option) -> dict[str, Any]:
     return {
         "mesh": option.layout._asdict(),
         "devices": option.layout.num_devices,
-        "lookahead": names.sizes(option.lookahead),
+        "lookahead": names.name(option.lookahead),
         "compression": option.compression,
         "fits": option.fits,
         "memory_bytes": option.memory._asdict() | {"total": option.memory.total},

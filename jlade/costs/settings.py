@@ -68,9 +68,9 @@ def paper(setting: LookaheadConfig) -> float:
     Raises:
       ValueError: the setting has a tree.
     """
-    if setting.tree_size is not None:
+    if setting.has_tree:
         raise ValueError(f'compression="paper" has no formula for a tree, got {names.name(setting)}: give a number')
-    guesses, length = min(setting.window_size, setting.guess_set_size), setting.ngram_size - 1
+    guesses, length = min(setting.window_size, setting.ngrams.guess_set_size), setting.ngram_size - 1
     missed = sum((1 - ACCEPTANCE**i) ** guesses for i in range(1, length + 1))
     return (STEPS + length - missed) / STEPS
 

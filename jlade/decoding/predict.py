@@ -61,7 +61,7 @@ def predict(state: DecodeState, block: Block, logits: jax.Array, config: DecodeC
     drawn, greedy = block.gather(drawn), block.gather(greedy)
     first_draft = 1 + level.setting.window_size
     return Predictions(
-        window=(greedy if level.setting.window_draw == "greedy" else drawn)[1:first_draft],
+        window=(greedy if level.setting.ngrams.window_draw == "greedy" else drawn)[1:first_draft],
         tokens=jnp.append(drawn[:1], drawn[first_draft:]),
         logits=logits,
         processed=processed,

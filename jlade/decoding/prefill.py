@@ -272,7 +272,7 @@ def _start_of_device(
         info=Info(
             accepted=jnp.zeros_like(prompts),
             num_drafted=jnp.zeros_like(prompts),
-            contributed=None if config.lookahead.tree_size is None else jnp.zeros((batch_size, len(TABLE)), jnp.int32),
+            contributed=jnp.zeros((batch_size, len(TABLE)), jnp.int32) if config.lookahead.has_tree else None,
             logprobs=_no_logprobs(prompts.shape, config.top_logprobs) if config.logprobs else None,
         ),
     )

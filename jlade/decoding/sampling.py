@@ -248,7 +248,7 @@ def noise_ahead(
       lookahead: the setting. Rejection sampling draws with other noise, and a static tree needs no costs.
       vocab_size: V.
     """
-    if sampling.temperature is None or lookahead.tree_size is None or lookahead.verification == "rejection":
+    if sampling.temperature is None or not lookahead.has_tree or lookahead.verification == "rejection":
         return None
     positions = num_tokens + jnp.arange(sources.NOISE_REACH, dtype=jnp.int32)
     noise = noise_at(key, positions, vocab_size)

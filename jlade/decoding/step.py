@@ -114,7 +114,7 @@ def update_window(
     setting = level.setting
     if setting.window_size == 0:
         return state.window
-    if setting.window_advance == "token":
+    if setting.ngrams.window_advance == "token":
         key = sampling.key_at(state.inputs.key, sampling.WINDOW, state.num_tokens)
         shape = setting.max_accepted - 1, setting.window_size
         drawn = window.draw(key, after.tokens, after.num_tokens, math.prod(shape)).reshape(shape)

@@ -38,11 +38,12 @@ class Pool(Source):
 
     @classmethod
     def max_length(cls, lookahead: Setting) -> int:
-        return lookahead.ngram_size - 1 if lookahead.guess_set_size else 0
+        return lookahead.ngram_size - 1
 
     @classmethod
     def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
-        return cls(lookahead.ngram_size, lookahead.guess_set_size, lookahead.pool_from_prompt, vocabulary.size)
+        ngrams = lookahead.ngrams
+        return cls(ngrams.ngram_size, ngrams.guess_set_size, ngrams.pool_from_prompt, vocabulary.size)
 
     @property
     def shape(self) -> TreeShape:

@@ -76,7 +76,7 @@ class Sources:
     def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         """Returns the sources of a setting."""
         sources = ((name, TABLE[name].of(lookahead, vocabulary)) for name in lookahead.reach)
-        return cls(tuple(sources), lookahead.tree_size)
+        return cls(tuple(sources), lookahead.num_drafted if lookahead.has_tree else None)
 
     @property
     def readers(self) -> "Sources":

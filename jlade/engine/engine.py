@@ -504,7 +504,7 @@ def facts_of(engine: Engine) -> Facts:
 
 def _check_remembers(lookahead: Any) -> None:
     """Raises a ValueError for a setting without a tree."""
-    has_tree = isinstance(lookahead, LookaheadConfig) and lookahead.tree_size
+    has_tree = isinstance(lookahead, LookaheadConfig) and lookahead.has_tree
     if lookahead != "auto" and not has_tree:
         raise ValueError(
             f"remember needs a lookahead with a tree, such as LookaheadConfig.tree(63), got lookahead={lookahead}"

@@ -60,7 +60,7 @@ def hits_figure(results: Results) -> Figure:
     series = {}
     for name, of_method in results.items():
         setting, rates = parse(name).setting, measures.hit_rates(of_method, HIT_STEPS)
-        has_pool = isinstance(setting, LookaheadConfig) and setting.guess_set_size > 0
+        has_pool = isinstance(setting, LookaheadConfig) and "pool" in setting.reach
         if rates and not parse(name).shows_growth and has_pool:
             series[parse(name).label] = [(float(step), 100 * rate) for step, rate in rates]
     draw = figures.lines(series, "step of the text", "steps with a draft, %")

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-from jlade.config import PLAIN, SOURCES, LookaheadConfig, SamplingConfig
+from jlade.config import PLAIN, POOL, SOURCES, LookaheadConfig, SamplingConfig, TreeConfig
 from jlade.lookahead import names
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -25,7 +25,7 @@ WAYS = {
 TRANSFORMERS = {"transformers": 0, "transformers-lookup": LOOKUP_TOKENS}
 SYNTAX = (
     f"{', '.join([*SETTINGS, *TRANSFORMERS])}, {names.SYNTAX}, with any of "
-    f"{', '.join(f':no-{source}' for source in SOURCES)}, :no-prompt, :cost=STEPCOST, :warm, :growth, "
+    f"{', '.join(f':no-{source}' for source in (POOL, *SOURCES))}, :no-prompt, :cost=STEPCOST, :warm, :growth, "
     f"{', '.join(f':{flag}' for flag in WAYS)}, :t=TEMPERATURE and {', '.join(f':{dtype}' for dtype in DTYPES)}"
 )
 
@@ -60,7 +60,7 @@ class Method:
             assert isinstance(self.setting, LookaheadConfig)
             base = names.name(self.setting)
             flags += [f"no-{source}" for source in _left_out(self.setting)]
-            flags += [] if self.setting.pool_from_prompt else ["no-prompt"]
+            flags += [] if self.setting.ngrams.pool_from_prompt else ["no-prompt"]
             flags += _ways(self.setting)
             flags += (
                 [] if self.setting.relative_step_time is None else [f"cost={_exact(self.setting.relative_step_time)}"]
@@ -81,11 +81,10 @@ class Method:
         elif self.setting == PLAIN:
             parts = ["plain"]
         else:
-            kind = "prompt lookup " if self.setting.window_size == 0 else ""
-            kind = "" if self.setting.tree_size is not None else kind
+            kind = "prompt lookup " if not self.setting.has_tree and self.setting.window_size == 0 else ""
             parts = [kind + names.label(self.setting)]
             parts += [f"without {source}" for source in _left_out(self.setting)]
-            parts += [] if self.setting.pool_from_prompt else ["without the prompt"]
+            parts += [] if self.setting.ngrams.pool_from_prompt else ["without the prompt"]
             parts += [] if self.setting.relative_step_time is None else ["adaptive"]
             parts += [WAYS[flag][2] for flag in _ways(self.setting)]
         parts += ["warm pool"] if self.is_warm else []
@@ -147,35 +146,48 @@ def _with_flag(method: Method, flag: str) -> Method:
             raise ValueError("transformers decodes greedily here")
         return dataclasses.replace(method, temperature=SamplingConfig(temperature=float(value)).temperature)
     setting = method.setting if isinstance(method.setting, LookaheadConfig) else None
-    change: dict[str, Any]
-    if flag in [f"no-{source}" for source in SOURCES]:
-        if setting is None or setting.tree_size is None:
+    if flag in [f"no-{source}" for source in (POOL, *SOURCES)]:
+        if setting is None or not isinstance(tree := setting.drafts, TreeConfig):
             raise ValueError(f":{flag} needs a tree")
-        change = {"sources": tuple(source for source in setting.sources if flag != f"no-{source}")}
+        if flag != f"no-{POOL}":
+            sources = tuple(source for source in tree.sources if flag != f"no-{source}")
+            setting = _with(setting, drafts=dataclasses.replace(tree, sources=sources))
+        elif tree.ngrams is not None:
+            setting = _with(setting, guess_set_size=0)
     elif name == "cost" or flag in WAYS:
         if setting is None:
             raise ValueError(f":{name} needs sizes")
-        change = {"relative_step_time": float(value)} if name == "cost" else dict([WAYS[flag][:2]])
+        attribute, way = ("relative_step_time", float(value)) if name == "cost" else WAYS[flag][:2]
+        setting = _with(setting, **{attribute: way})
     elif flag in ("no-prompt", "warm", "growth"):
-        if setting is None or not setting.guess_set_size or setting.block_size == 1:
+        if setting is None or "pool" not in setting.reach:
             raise ValueError(f":{flag} needs W, N and G with a pool")
         if flag != "no-prompt":
             is_warm, shows_growth = method.is_warm or flag == "warm", method.shows_growth or flag == "growth"
             return dataclasses.replace(method, is_warm=is_warm, shows_growth=shows_growth)
-        change = {"pool_from_prompt": False}
+        setting = _with(setting, pool_from_prompt=False)
     else:
         raise ValueError(f"{flag!r} is not known")
-    assert setting is not None
-    return dataclasses.replace(method, setting=dataclasses.replace(setting, **change))
+    return dataclasses.replace(method, setting=setting)
+
+
+def _with(setting: LookaheadConfig, **change: Any) -> LookaheadConfig:
+    """Returns a setting with a change of its fields, or of those of its n-grams."""
+    if vars(setting).keys() >= change.keys():
+        return dataclasses.replace(setting, **change)
+    ngrams = dataclasses.replace(setting.ngrams, **change)
+    drafts = dataclasses.replace(setting.drafts, ngrams=ngrams) if isinstance(setting.drafts, TreeConfig) else ngrams
+    return dataclasses.replace(setting, drafts=drafts)
 
 
 def _ways(setting: LookaheadConfig) -> list[str]:
-    return [flag for flag, (attribute, value, _) in WAYS.items() if getattr(setting, attribute) == value]
+    fields = vars(setting) | vars(setting.ngrams)
+    return [flag for flag, (attribute, way, _) in WAYS.items() if fields[attribute] == way]
 
 
 def _left_out(setting: LookaheadConfig) -> list[str]:
     """Returns the sources that a tree lacks."""
-    if setting.tree_size is None or setting.sources == ("chain",):
+    if not setting.has_tree or setting.sources == ("chain",):
         return []
     return [source for source in SOURCES if source not in setting.sources]
 

@@ -89,7 +89,7 @@ def _points(results: Results) -> list[Point]:
     found = []
     for name, of_method in results.items():
         setting = parse(name).setting
-        if isinstance(setting, LookaheadConfig) and setting.tree_size is None and setting.window_size:
+        if isinstance(setting, LookaheadConfig) and not setting.has_tree and setting.window_size:
             point = Point(setting.window_size, setting.ngram_size, measures.compression(of_method))
             found += [point] if point.name == name else []
     return sorted(found, key=lambda point: (point.ngram_size, point.window_size))

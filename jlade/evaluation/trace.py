@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jlade import mesh
-from jlade.config import LookaheadConfig
+from jlade.config import LookaheadConfig, NGramConfig
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import DecodeState
 from jlade.drafts import graded
@@ -25,6 +25,7 @@ from jlade.lookahead import adaptive, block, names
 from jlade.models.base import Params
 
 TEMPLATE = pathlib.Path(__file__).with_name("trace.html")
+WINDOW_AND_TREE = LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))
 DATA = "TRACE_DATA"  # its place in the template
 SOURCES = {name: f"{name}: {source.about}" for name, source in TABLE.items()}
 MAX_LEARNED, BEST = 40, 3  # entries of a step, and tokens of an entry, that the trace keeps of recycled logits
@@ -94,20 +95,20 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
 
     Args:
       params, prompt, options: those of `jlade.stream`, with a tokenizer. A stop string is not cut off the text.
-        `lookahead="auto"` is `LookaheadConfig()`, which shows a window and a tree, on any device.
+        `lookahead="auto"` is `WINDOW_AND_TREE` on any device, which has all that a page can show.
 
     Raises:
       TypeError, ValueError: as `jlade.stream` does.
     """
     if options.lookahead == "auto":
-        options = dataclasses.replace(options, lookahead=LookaheadConfig())
+        options = dataclasses.replace(options, lookahead=WINDOW_AND_TREE)
     request = request_lib.make(params, prompt, options)
     request_lib.check_single(request)
     tokenizer = request.tokenizer
     if tokenizer is None:
         raise TypeError(f"a trace shows the text of tokens: {text.PASS_TOKENIZER}")
     inputs, config = request.inputs, request.config
-    if config.lookahead.window_advance != "step":
+    if config.lookahead.ngrams.window_advance != "step":
         raise ValueError("a trace shows windows that advance by step, got window_advance='token'")
     settings = (config.lookahead,) if inputs.costs is None else adaptive.settings(config.lookahead)
     params = sharding.put_params(params, config.mesh)
@@ -149,6 +150,7 @@ def page(trace: Trace) -> str:
     ]
     kind, description = describe(trace.lookahead)
     data = dataclasses.asdict(trace) | {"blocks": blocks, "kind": kind, "description": description, "sources": SOURCES}
+    data |= {"is_tree": trace.lookahead.has_tree, "pool_from_prompt": trace.lookahead.ngrams.pool_from_prompt}
     # Within a script element, only "<" could end the data.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return TEMPLATE.read_text(encoding="utf-8").replace(DATA, embedded)
@@ -169,7 +171,7 @@ def describe(lookahead: LookaheadConfig) -> tuple[str, str]:
             "Jacobi decoding",
             "Each forward pass updates a chain of guesses, and accepts those that have converged.",
         )
-    if lookahead.tree_size is not None:
+    if lookahead.has_tree:
         guesses = "guesses future tokens in a window, and verifies" if window else "verifies"
         return (
             "Lookahead decoding with a tree" if window else "Decoding with a tree",
@@ -273,7 +275,7 @@ def _recycled(before: _Snapshot, after: _Snapshot, accepted: list[int]) -> list[
 
 def _ngrams_of_text(before: _Snapshot, after: _Snapshot, setting: LookaheadConfig) -> list[np.ndarray]:
     """Returns the n-grams [N] that end with an accepted token, if the pool takes them."""
-    if not setting.pool_from_prompt:
+    if not setting.ngrams.pool_from_prompt:
         return []
     first = max(len(before.tokens) + 1, setting.ngram_size)
     return [after.tokens[end - setting.ngram_size : end] for end in range(first, len(after.tokens) + 1)]

@@ -111,7 +111,7 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
             f"state is of another model or kv_dtype: its cache has {len(of_state)} arrays like {of_state[0]}, accepted "
             f"are {len(of_model)} like {of_model[0]}"
         )
-    shape = ngram_pool.shape(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+    shape = ngram_pool.shape(decoder.vocab_size, lookahead.ngram_size, lookahead.ngrams.guess_set_size)
     pool = state.sources["pool"].shape if "pool" in state.sources else None
     accepted = (num_sequences, *shape) if "pool" in lookahead.reach else None
     if pool != accepted:
@@ -135,7 +135,7 @@ def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: Lookahea
     """Returns pools of B sequences, given one for all or one for each."""
     if not isinstance(pool, NGramPool):
         raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
-    shape = ngram_pool.shape(vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+    shape = ngram_pool.shape(vocab_size, lookahead.ngram_size, lookahead.ngrams.guess_set_size)
     if pool.vocab_size != vocab_size or pool.shape not in (shape, (batch_size, *shape)):
         raise ValueError(
             f"pool must be for a vocabulary of {vocab_size} tokens and have the shape [R, S, N] = {list(shape)} of "

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jlade.config import PLAIN, LookaheadConfig
+from jlade.config import PLAIN, LookaheadConfig, TreeConfig
 from jlade.costs import choice, learned
 from jlade.costs.learned import Learned
 from jlade.decoding.state import Chunks, DecodeState
@@ -32,16 +32,17 @@ def choose(
 
 def with_sources(lookahead: LookaheadConfig, *names: str) -> LookaheadConfig:
     """Returns the setting with more sources of drafts, or the same one if it has no tree for them."""
-    if not lookahead.tree_size:
+    drafts = lookahead.drafts
+    if not isinstance(drafts, TreeConfig):
         return lookahead
-    return dataclasses.replace(lookahead, sources=tuple({*lookahead.sources, *names}))
+    return dataclasses.replace(lookahead, drafts=dataclasses.replace(drafts, sources=tuple({*drafts.sources, *names})))
 
 
 def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
     """Returns the setting with drafts from a prediction if there is one."""
     if options.prediction is None:
         return lookahead
-    if not lookahead.tree_size and options.lookahead != "auto":
+    if not lookahead.has_tree and options.lookahead != "auto":
         raise ValueError(
             f"prediction needs a lookahead with a tree, such as LookaheadConfig.tree(63), got "
             f"lookahead={options.lookahead}"

@@ -107,7 +107,7 @@ class Inspection:
         own = "device device_kind mesh attention experts batch_size capacity dtype bits kv_dtype fits"
         result = {name: getattr(self, name) for name in own.split()}
         result |= {
-            "lookahead": names.sizes(self.lookahead),
+            "lookahead": names.name(self.lookahead),
             "memory_bytes": self.memory.limit,
             "needed_bytes": self.memory.needed,
             "argument_bytes": self.memory.arguments,

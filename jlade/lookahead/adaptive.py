@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import PLAIN, SOURCES, LookaheadConfig
+from jlade.config import PLAIN, LookaheadConfig, NGramConfig, TreeConfig
 from jlade.drafts.record import BIT
 from jlade.drafts.tree import Tree
 
@@ -68,34 +68,25 @@ def levels(lookahead: LookaheadConfig) -> tuple[Level, ...]:
 
 def settings(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     """Returns the settings of an adaptive decode, widest first: the full one, a few drafts without a window, plain."""
-    if lookahead.tree_size is not None:
-        trees = [(lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0)]
-        if has_forecast(lookahead):
-            # The geometric mean of the blocks of the full tree and of the smallest one, as a power of two: on CPUs a
-            # step of 9 tokens takes longer than one of 16.
-            middle = 2 ** round(math.log2((MIN_TREE + 1) * (lookahead.tree_size + 1)) / 2)
-            trees = [(0, min(size, lookahead.tree_size)) for size in (lookahead.tree_size, middle - 1, MIN_TREE, 0)]
-        return tuple(
-            # Without drafts any sources will do; a chain of none is no setting.
-            dataclasses.replace(
-                lookahead, window_size=window_size, tree_size=size, sources=lookahead.sources if size else SOURCES
-            )
-            for window_size, size in dict.fromkeys(trees)
-        )
-    sizes = (
-        (lookahead.window_size, lookahead.guess_set_size),
-        (0, min(1, lookahead.guess_set_size)),
-        (0, 0),
-    )
-    return tuple(
-        dataclasses.replace(lookahead, window_size=window_size, guess_set_size=guess_set_size)
-        for window_size, guess_set_size in dict.fromkeys(sizes)
-    )
+    drafts, without_window = lookahead.drafts, dataclasses.replace(lookahead.ngrams, window_size=0)
+    narrower: list[TreeConfig | NGramConfig]
+    if isinstance(drafts, NGramConfig):
+        narrower = [dataclasses.replace(without_window, guess_set_size=min(1, drafts.guess_set_size))]
+    elif has_forecast(lookahead):
+        # The geometric mean of the blocks of the full tree and of the smallest one, as a power of two: on CPUs a step
+        # of 9 tokens takes longer than one of 16.
+        middle = 2 ** round(math.log2((MIN_TREE + 1) * (drafts.size + 1)) / 2)
+        narrower = [dataclasses.replace(drafts, size=min(size, drafts.size)) for size in (middle - 1, MIN_TREE)]
+    else:
+        narrower = [dataclasses.replace(drafts, size=min(NARROW, drafts.size), ngrams=without_window)]
+    plain = dataclasses.replace(without_window, guess_set_size=0)
+    widths = dict.fromkeys([drafts, *narrower, plain])
+    return tuple(dataclasses.replace(lookahead, drafts=width) for width in widths)
 
 
 def has_forecast(lookahead: LookaheadConfig) -> bool:
     """Returns whether the drafts tell how many tokens a step accepts: a window would also be of use to later steps."""
-    return lookahead.tree_size is not None and lookahead.window_size == 0
+    return lookahead.has_tree and lookahead.window_size == 0
 
 
 def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = None) -> Any:

@@ -204,7 +204,7 @@ def tables(setting: LookaheadConfig, num_devices: int) -> ShareTables:
 @functools.cache
 def balance(setting: LookaheadConfig, num_devices: int) -> list[Part]:
     """Returns the part of each device, so that the largest share is small."""
-    rows, unit = setting.ngram_size - 1, 1 if setting.tree_size is not None else setting.ngram_size - 1
+    rows, unit = setting.ngram_size - 1, 1 if setting.has_tree else setting.ngram_size - 1
     for max_size in range(1, setting.block_size + 2):
         columns, drafts, parts = setting.window_size, setting.num_drafted, list[Part]()  # left, and from the last on
         for _ in range(num_devices):
@@ -228,4 +228,4 @@ def balance(setting: LookaheadConfig, num_devices: int) -> list[Part]:
 
 def _max_predecessors(setting: LookaheadConfig, first_draft: int) -> int:
     """Returns the most predecessors of the first draft of a part: parts of chains begin with a chain."""
-    return 0 if setting.tree_size is None else min(setting.max_accepted - 2, first_draft)
+    return min(setting.max_accepted - 2, first_draft) if setting.has_tree else 0

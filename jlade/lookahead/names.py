@@ -2,7 +2,7 @@
 
 import re
 
-from jlade.config import PRESETS, LookaheadConfig
+from jlade.config import PRESETS, LookaheadConfig, NGramConfig
 
 SYNTAX = "W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative"
 
@@ -24,26 +24,18 @@ def parse(name: str) -> LookaheadConfig:
     sizes = [int(size) for size in match.groups()[:3] if size]
     if match[4] is None:
         return LookaheadConfig.paper(*sizes)
-    window, ngram, guesses = sizes or (0, 0, 0)
-    if not (window or guesses):
-        return LookaheadConfig.tree(int(match[4]))
-    return LookaheadConfig(tree_size=int(match[4]), window_size=window, ngram_size=ngram, guess_set_size=guesses)
+    return LookaheadConfig.tree(int(match[4]), ngrams=NGramConfig(*sizes) if sizes else None)
 
 
 def name(setting: LookaheadConfig) -> str:
     """Returns the name that `parse` reads, which says the sizes of a setting alone."""
-    sizes = f"{setting.window_size},{setting.ngram_size},{setting.guess_set_size}"
-    if setting.tree_size is None:
+    ngrams, drafts = setting.ngrams, setting.drafts
+    sizes = f"{ngrams.window_size},{ngrams.ngram_size},{ngrams.guess_set_size}"
+    if isinstance(drafts, NGramConfig):
         return sizes
-    if setting.sources == ("chain",) and not setting.window_size:
-        return f"jacobi={setting.tree_size}"
-    has_pool = setting.window_size or setting.guess_set_size
-    return f"{sizes}:tree={setting.tree_size}" if has_pool else f"tree={setting.tree_size}"
-
-
-def sizes(setting: LookaheadConfig) -> dict[str, int | None]:
-    """Returns W, N, G and M by the names of their attributes, as JSON has them."""
-    return {name: getattr(setting, name) for name in ("window_size", "ngram_size", "guess_set_size", "tree_size")}
+    if drafts.ngrams is not None:
+        return f"{sizes}:tree={drafts.size}"
+    return f"jacobi={drafts.size}" if drafts.sources == ("chain",) else f"tree={drafts.size}"
 
 
 def label(setting: LookaheadConfig) -> str:
@@ -51,5 +43,5 @@ def label(setting: LookaheadConfig) -> str:
     if setting.block_size == 1:
         return "plain"
     if name(setting).startswith("jacobi="):
-        return f"Jacobi, {setting.tree_size} guesses"
+        return f"Jacobi, {setting.num_drafted} guesses"
     return name(setting).replace(",", ", ").replace(":", ", ").replace("tree=", "tree of ")

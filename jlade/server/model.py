@@ -45,7 +45,7 @@ class Limits:
 
     def given(self, lookahead: LookaheadConfig | Literal["auto"] | None) -> "Limits":
         """Returns the limits with those that depend on the setting."""
-        has_tree = lookahead == "auto" or (lookahead is not None and bool(lookahead.tree_size))
+        has_tree = lookahead == "auto" or (lookahead is not None and lookahead.has_tree)
         usual = {"remember": REMEMBER, "max_prediction": MAX_PREDICTION}
         missing = {name: value if has_tree else 0 for name, value in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
@@ -57,11 +57,11 @@ SHAPES = {"llama": LLAMA, "qwen": QWEN}
 KERNEL = "auto"
 
 
-PAPER, DEFAULT = LookaheadConfig.paper(15, 5, 15), LookaheadConfig()
+PAPER, BOTH = LookaheadConfig.paper(15, 5, 15), LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))
 
 
 def case(name, shape, attention, setting, *marks):
-    marked, of_setting = device(name), "tree" if setting.tree_size else "paper"
+    marked, of_setting = device(name), "tree" if setting.has_tree else "paper"
     return pytest.param(
         *(name, shape, attention, setting),
         marks=[*marked.marks, *marks],
@@ -70,11 +70,11 @@ def case(name, shape, attention, setting, *marks):
 
 
 FEW = [
-    ("v5e", "llama", KERNEL, DEFAULT),
-    ("h100", "qwen", KERNEL, DEFAULT),
+    ("v5e", "llama", KERNEL, BOTH),
+    ("h100", "qwen", KERNEL, BOTH),
     ("h100", "llama", "plain", PAPER),
 ]
-ALL = itertools.product(("v5e", "v6e", "h100", "a100"), SHAPES, (KERNEL, "plain"), (PAPER, DEFAULT))
+ALL = itertools.product(("v5e", "v6e", "h100", "a100"), SHAPES, (KERNEL, "plain"), (PAPER, BOTH))
 CASES = [case(*few) for few in FEW] + [case(*each, pytest.mark.thorough) for each in ALL if each not in FEW]
 
 
@@ -96,7 +96,7 @@ def test_programs(name, shape, attention, setting):
     if name != "v5e":
         return
     share = found.step.time.arithmetic / found.plain_step.time.arithmetic  # of two layers and all that is outside them
-    assert 1 < share < (1.42 if setting.tree_size else 1.3)
+    assert 1 < share < (1.42 if setting.has_tree else 1.3)
 
 
 def steps(name, config, setting, capacity=1024, **options):
@@ -115,7 +115,7 @@ def steps(name, config, setting, capacity=1024, **options):
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_steps_copy_no_latents(name):
     """The keys are the values: XLA for TPUs would otherwise copy them to the layout of one of the two products."""
-    attention, found = steps(name, LATENT, DEFAULT)
+    attention, found = steps(name, LATENT, BOTH)
     assert attention == "plain"
     for step in found:
         assert step.host_loops == 0
@@ -126,11 +126,11 @@ def test_steps_copy_no_latents(name):
 def state_bytes(config, setting):
     """Returns the bytes of a cache of 1024 entries, of the pool, and of the tables of recycled logits."""
     cache = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 1024
-    return cache + pool_bytes(config, setting) + (4 * config.vocab_size * 8 + 40 * 16_416 if setting.tree_size else 0)
+    return cache + pool_bytes(config, setting) + (4 * config.vocab_size * 8 + 40 * 16_416 if setting.has_tree else 0)
 
 
 def pool_bytes(config, setting):
-    return 4 * math.prod(ngram_pool.shape(config.vocab_size, setting.ngram_size, setting.guess_set_size))
+    return 4 * math.prod(ngram_pool.shape(config.vocab_size, setting.ngram_size, setting.ngrams.guess_set_size))
 
 
 @pytest.mark.thorough
@@ -183,7 +183,7 @@ def test_keys_and_values_in_8_bits_stay_so(name, kv_dtype, shape):
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        (LATENT, {"lookahead": DEFAULT}),
+        (LATENT, {"lookahead": BOTH}),
         (RINGS, {"lookahead": LookaheadConfig.tree(7), "capacity": 8192}),
         (LLAMA, {"lookahead": LookaheadConfig.tree(15), "kv_dtype": "int8"}),
         (LLAMA, {"lookahead": LookaheadConfig.tree(15), "kv_dtype": "float8_e4m3fn"}),
@@ -205,7 +205,7 @@ def test_steps_read_and_write_pages_in_place(name):
     decoder = Llama(QWEN, *implementations.resolve_unattached(QWEN, chosen, params, target, None))
     assert decoder.attention != "plain"
     programs = ModelPrograms(params, decoder, target, batch_size=2, capacity=1024, page_size=128)
-    loop = programs.loops(programs.decoding(DEFAULT), DEFAULT, DEFAULT.block_size)[-1]
+    loop = programs.loops(programs.decoding(BOTH), BOTH, BOTH.block_size)[-1]
     assert (loop.copies, loop.host_loops) == ((), 0)
 
 

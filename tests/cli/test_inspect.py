@@ -213,7 +213,7 @@ def test_a_tuned_setting_is_suggested(inspect, small_demo, demo):
     for batch_size, setting in ((1, LookaheadConfig.paper(3, 4, 5)), (8, PLAIN)):
         choice.save(choice.key(params, params.decoder, batch_size), setting, {})
     facts = json.loads(inspect(small_demo, "--json"))
-    assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 5, "tree_size": None}
+    assert facts["lookahead"] == "3,4,5"
     assert facts["source"] == "tuned"
     assert [tuned["batch_size"] for tuned in facts["tuned"]] == [1, 8]
     assert facts["tuned"][0]["lookahead"] == facts["lookahead"]
@@ -223,7 +223,7 @@ def test_a_tuned_setting_is_suggested(inspect, small_demo, demo):
     assert rows["setting on cpu"] == "plain, tuned"
     assert re.fullmatch(r"3, 4, 5, on \d{4}-\d\d-\d\dT.*", rows["tuned for batch size 1"])
     assert json.loads(inspect(small_demo, "--json", "--batch-size", 4))["source"] == "estimated"
-    assert json.loads(inspect(small_demo, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 4
+    assert json.loads(inspect(small_demo, "--json", "--dtype", "bfloat16"))["lookahead"].startswith("4,")
 
 
 def broken_config(directory):

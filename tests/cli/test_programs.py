@@ -32,7 +32,7 @@ def test_facts_and_table(directory, capsys, monkeypatch):
     facts = json.loads(capsys.readouterr().out)
     assert facts["engine"]["temporary_bytes"] > 0
     assert set(KEYS) <= facts.keys()
-    assert facts["lookahead"] == {"window_size": 2, "ngram_size": 3, "guess_set_size": 1, "tree_size": None}
+    assert facts["lookahead"] == "2,3,1"
     assert (facts["device"], facts["capacity"], facts["batch_size"]) == ("cpu", 32, 1)
     assert cli.main(arguments) == 0
     table = capsys.readouterr().out

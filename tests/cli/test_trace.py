@@ -35,9 +35,8 @@ def test_the_default_setting_is_the_one_in_the_help(small_demo, tmp_path):
     path = tmp_path / "page.html"
     assert cli.main(["trace", "x", "--model", str(small_demo), "--max-new-tokens", "1", "--output", str(path)]) == 0
     lookahead = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])["lookahead"]
-    sizes = {name: lookahead[name] for name in ("window_size", "ngram_size", "guess_set_size", "tree_size")}
     default = re.search(r"\(default: (\S+), a window and", " ".join(trace.parser().format_help().split()))[1]
-    assert sizes == names.sizes(names.parse(default))
+    assert jlade.LookaheadConfig.from_dict(lookahead) == names.parse(default)
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):

@@ -49,14 +49,14 @@ def test_it_measures_prints_plots_and_stores(demo, tmp_path, capsys):
     figures = json.loads(captured.out)
     plain, small = figures["trials"]
     assert plain["tokens_per_step"] == 1
-    assert small["lookahead"]["tree_size"] == 7
+    assert small["lookahead"]["drafts"]["size"] == 7
     assert set(figures["step_times"]) == {"1", "8"}
     assert (tmp_path / "a.svg").exists()
 
     params, tokenizer = demo
     chosen = choice.choose(params, params.decoder, 1)
-    assert jlade.LookaheadConfig(**figures["lookahead"]) == chosen
-    lookahead = jlade.LookaheadConfig(**small["lookahead"])
+    assert jlade.LookaheadConfig.from_dict(figures["lookahead"]) == chosen
+    lookahead = jlade.LookaheadConfig.from_dict(small["lookahead"])
     expected = jlade.generate(params, "import os\n", tokenizer=tokenizer, max_new_tokens=16, lookahead=lookahead)
     assert small["tokens_per_step"] == expected.compression[0]
 

@@ -54,7 +54,7 @@ def plainly(seed, prompt, number, table, state):
     return text[len(prompt) :]
 
 
-TREE = jlade.LookaheadConfig(tree_size=9, window_size=2, ngram_size=4, guess_set_size=2)
+TREE = jlade.LookaheadConfig.tree(9, ngrams=jlade.NGramConfig(2, 4, 2))
 
 
 @pytest.mark.parametrize("lookahead", [PAPER, TREE, PLAIN])

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.constraints.grammar import Grammar, by_index, by_product
 from jlade.constraints.tokens import Trie
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
 EOS = 12  # "</s>" of the tiny tokenizer
-TREE = LookaheadConfig(tree_size=9, window_size=2, ngram_size=4, guess_set_size=2)
+TREE = LookaheadConfig.tree(9, ngrams=NGramConfig(2, 4, 2))
 GRAMMAR = Grammar.regex("(ab|ba)*c|(é|aab)+b{3,}c{2}")
 
 

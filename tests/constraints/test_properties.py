@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 import jlade
-from jlade import Grammar, LookaheadConfig, SamplingConfig
+from jlade import Grammar, LookaheadConfig, NGramConfig, SamplingConfig
 from tests import plain_llama
 from tests.constraints.test_grammar import EOS, TREE
 from tests.decoding.test_sampling import RIGHT
 from tests.tiny import PAPER, TOKENS, slow, tiny_llama, tiny_tokenizer
 
 # All sources of drafts, with those of a prediction and of a corpus, which a call brings.
-ALL_SOURCES = ("pool", "suffix", "recycled", "chain")
-FULL = LookaheadConfig(tree_size=14, window_size=2, ngram_size=4, guess_set_size=3, sources=ALL_SOURCES)
+ALL_SOURCES = ("suffix", "recycled", "chain")  # and the pool
+FULL = LookaheadConfig.tree(14, ngrams=NGramConfig(2, 4, 3), sources=ALL_SOURCES)
 GREEDY_AND_SAMPLED = [SamplingConfig(), SamplingConfig(temperature=1.0)]
 
 

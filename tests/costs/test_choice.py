@@ -25,6 +25,7 @@ from tests.tiny import tiny_llama
 
 KEY = SettingKey("1 x device (gpu)", "model", 1)
 SETTING = LookaheadConfig.paper(2, 3, 2)
+STORED = b'{"format": 3, "lookahead": {"drafts": {"size": 1, "ngrams": null}}, "device": "d", "model": "m"'
 
 
 def key_of(params, batch_size=1):
@@ -109,14 +110,15 @@ def test_without_a_cache_directory_it_is_the_homes(directory, monkeypatch, tmp_p
         b"null",
         b"{}",
         b'{"format": 0, "lookahead": {"window_size": 1}}',
-        b'{"format": 2, "lookahead": null}',
-        b'{"format": 2, "lookahead": {"window_size": -1}}',
-        b'{"format": 2, "lookahead": {"depth": 1}}',
-        b'{"format": 2, "lookahead": {}, "device": "d", "model": "m"}',
-        b'{"format": 2, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "trials": [1]}',
-        b'{"format": 2, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "step_times": []}',
-        b'{"format": 2, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "step_times": {"1": 0}}',
-        b'{"format": 2, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "step_times": {"1": Infinity}}',
+        b'{"format": 2, "lookahead": {"window_size": 10, "tree_size": 80}}',  # of an earlier version
+        b'{"format": 3, "lookahead": null}',
+        b'{"format": 3, "lookahead": {"drafts": {"size": -1, "ngrams": null}}}',
+        b'{"format": 3, "lookahead": {"drafts": {"depth": 1}}}',
+        STORED + b"}",
+        STORED + b', "batch_size": 1, "trials": [1]}',
+        STORED + b', "batch_size": 1, "step_times": []}',
+        STORED + b', "batch_size": 1, "step_times": {"1": 0}}',
+        STORED + b', "batch_size": 1, "step_times": {"1": Infinity}}',
     ],
 )
 def test_a_broken_file_is_ignored_with_a_warning_and_written_anew(content):
@@ -240,7 +242,9 @@ WIDE = LookaheadConfig.paper(15, 5, 15)
 def trials(**speeds):
     """Returns the facts of trials with the speeds of SETTING and WIDE."""
     settings = {"narrow": SETTING, "wide": WIDE}
-    return {"trials": [{"lookahead": vars(settings[name]), "speed": speed} for name, speed in speeds.items()]}
+    return {
+        "trials": [{"lookahead": dataclasses.asdict(settings[name]), "speed": speed} for name, speed in speeds.items()]
+    }
 
 
 @pytest.mark.parametrize(

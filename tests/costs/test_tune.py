@@ -325,9 +325,10 @@ def test_it_prints_as_tables():
 
 def test_figures_are_json():
     figures = json.loads(json.dumps(TUNING.figures()))
-    assert LookaheadConfig(**figures["best"]["lookahead"]) == SMALL
+    assert LookaheadConfig.from_dict(figures["best"]["lookahead"]) == SMALL
     relative_step_time = round(TUNING.best.relative_step_time, 2)
-    assert LookaheadConfig(**figures["lookahead"]) == dataclasses.replace(SMALL, relative_step_time=relative_step_time)
+    expected = dataclasses.replace(SMALL, relative_step_time=relative_step_time)
+    assert LookaheadConfig.from_dict(figures["lookahead"]) == expected
     assert figures["step_times"] == {str(size): seconds for size, seconds in STEP_TIMES.items()}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import memory as memory_lib
@@ -33,7 +33,7 @@ CONFIG = LlamaConfig(
     max_positions=1024,
 )
 SETTING = LookaheadConfig.paper(6, 4, 6)
-TREE = LookaheadConfig(tree_size=40, window_size=4, ngram_size=3, guess_set_size=2)
+TREE = LookaheadConfig.tree(40, ngrams=NGramConfig(4, 3, 2))
 GEMMA_4 = {
     "model_type": "gemma4_text",
     "sliding_windows": (3 * plain.CHUNK_ON_CPU, None) * 2,  # as many chunks in each layer, whose heads differ

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.lookahead import adaptive
 from tests.lookahead.test_adaptive import levels_of
 from tests.texts import assert_same_texts
@@ -38,7 +38,7 @@ def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(looka
 @pytest.mark.slow
 def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
-    lookahead = LookaheadConfig(tree_size=20, window_size=2, ngram_size=3, guess_set_size=3)
+    lookahead = LookaheadConfig.tree(20, ngrams=NGramConfig(2, 3, 3))
     plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
     slow, free = (generate(lookahead=dataclasses.replace(lookahead, relative_step_time=cost)) for cost in (40.0, 0.1))
     for out in (wide, slow, free):

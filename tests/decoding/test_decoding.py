@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
 from jlade.decoding import loop, prefill, sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
@@ -21,6 +21,7 @@ from jlade.drafts import chain, graded, pool, prediction, record, sources, suffi
 from jlade.drafts import recycled as recycling
 from jlade.drafts.tree import NONE
 from jlade.generation import prior as prior_lib
+from jlade.generation.lookahead import with_sources
 from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
@@ -36,8 +37,8 @@ SETTINGS = [
     LookaheadConfig.paper(0, 4, 2, pool_from_prompt=False),
     LookaheadConfig.paper(3, 3, 0),
     LookaheadConfig.paper(5, 6, 1),
-    LookaheadConfig(tree_size=12, window_size=3, ngram_size=4, guess_set_size=3),
-    LookaheadConfig(tree_size=6, window_size=2, ngram_size=3, guess_set_size=9, sources=("pool",)),
+    LookaheadConfig.tree(12, ngrams=NGramConfig(3, 4, 3)),
+    LookaheadConfig.tree(6, sources=(), ngrams=NGramConfig(2, 3, 9)),
     LookaheadConfig.tree(30, sources=("suffix",)),
     LookaheadConfig.tree(20, sources=("recycled",)),
     LookaheadConfig.tree(9, sources=("suffix", "chain")),
@@ -82,16 +83,16 @@ def first_guess(text, place):
 
 def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicted=(), known=None):
     """Returns the sources of the reference with jlade's constants, None without a tree."""
-    if lookahead.tree_size is None:
+    if not lookahead.has_tree:
         return None
-    with_corpus = dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
+    with_corpus = with_sources(lookahead, "corpus")
     of_setting = sources.Sources.of(with_corpus, VocabularyShard(13))
     recycled = dict(of_setting.sources).get("recycled")
     rates = {
         (name, kind): rate for name, source in of_setting.sources for kind, rate in enumerate(source.rates.tolist())
     }
     return reference.Sources(
-        lookahead.tree_size,
+        lookahead.num_drafted,
         lookahead.reach,
         functools.partial(graded_after, seed),
         rates,
@@ -129,15 +130,15 @@ def drawn_rows(key, lookahead, text, before):
 
 def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus=(), predicted=(), known=None):
     """Runs the reference with the first window that jlade draws."""
-    by_token = lookahead.window_advance == "token"
+    by_token = lookahead.ngrams.window_advance == "token"
     return reference.decode(
         next_token_of(seed),
         prompt,
         max_new_tokens,
         window_size=lookahead.window_size,
         ngram_size=lookahead.ngram_size,
-        guess_set_size=lookahead.guess_set_size,
-        pool_from_prompt=lookahead.pool_from_prompt,
+        guess_set_size=lookahead.ngrams.guess_set_size,
+        pool_from_prompt=lookahead.ngrams.pool_from_prompt,
         start=first_window(key, prompt, lookahead),
         eos_ids=eos_ids,
         sources=sources_of(seed, lookahead, corpus, predicted=predicted, known=known),
@@ -259,12 +260,13 @@ def test_equals_the_reference_with_a_prediction(seed, prompt, edits):
         pool_from_prompt=st.booleans(),
     )
     | st.builds(
-        LookaheadConfig,
-        tree_size=st.integers(0, 30),
-        window_size=st.integers(0, 3),
-        ngram_size=st.integers(2, 4),
-        guess_set_size=st.integers(0, 3),
-        pool_from_prompt=st.booleans(),
+        LookaheadConfig.tree,
+        st.integers(1, 30),
+        ngrams=st.builds(
+            NGramConfig,
+            *(st.integers(0, 3), st.integers(2, 4), st.integers(0, 3)),
+            pool_from_prompt=st.booleans(),
+        ),
     ),
     seed=st.sampled_from([0, 2, 3, 4]),
     prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
@@ -413,7 +415,7 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
     [
         (SETTINGS[0], [21]),
         # Recycled logits have another prefill.
-        slow(LookaheadConfig(tree_size=9, window_size=2, ngram_size=3, guess_set_size=2), [*CHUNK_SIZES, 13]),
+        slow(LookaheadConfig.tree(9, ngrams=NGramConfig(2, 3, 2)), [*CHUNK_SIZES, 13]),
     ],
     ids=["paper", "tree"],
 )

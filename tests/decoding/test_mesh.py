@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.drafts.sources import TABLE
 from jlade.mesh import MODEL
 from jlade.models import attention, sharding
@@ -131,7 +131,7 @@ def test_a_tree():
     """A tree beside a window, with a corpus, a prior and predictions: tables are whole on a device, logits divided."""
     options = {
         "max_new_tokens": 24,
-        "lookahead": LookaheadConfig(tree_size=16, window_size=2, ngram_size=3, guess_set_size=3),
+        "lookahead": LookaheadConfig.tree(16, ngrams=NGramConfig(2, 3, 3)),
         "sampling": SamplingConfig(temperature=0.5),
         "with_statistics": True,
     }
@@ -151,7 +151,12 @@ def test_a_tree():
 @pytest.mark.slow
 def test_the_default_setting():
     sampling = SamplingConfig(temperature=0.7, repetition_penalty=1.1)
-    options = {"max_new_tokens": 16, "lookahead": LookaheadConfig(), "sampling": sampling, "logprobs": True}
+    options = {
+        "max_new_tokens": 16,
+        "lookahead": LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10)),
+        "sampling": sampling,
+        "logprobs": True,
+    }
     options["with_statistics"] = True
     expected = jlade.generate(qwen(16), PROMPTS, **options)
     found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(2, 2, 2), **options)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from tests import plain_llama
 from tests.tiny import PAPER, slow, tiny_llama
 
@@ -20,7 +20,7 @@ TREE = LookaheadConfig.tree(8)
 SETTINGS = {
     "plain": None,
     "window": PAPER,
-    "both": LookaheadConfig(tree_size=8, window_size=3, ngram_size=3, guess_set_size=2),
+    "both": LookaheadConfig.tree(8, ngrams=NGramConfig(3, 3, 2)),
     "chain": LookaheadConfig.jacobi(5),
     "adaptive": dataclasses.replace(TREE, relative_step_time=1.5),
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
 from jlade.costs import estimate
 from jlade.decoding import loop
@@ -25,8 +25,8 @@ LOOKAHEADS = {
     "window": LookaheadConfig.paper(3, 4, 3, pool_from_prompt=False),
     "adaptive": LookaheadConfig.paper(3, 4, 3, relative_step_time=2.0),
     # Table and pool have the same size in the first, and the logits of neither are a multiple of the pool.
-    "tree": LookaheadConfig(tree_size=11, window_size=3, guess_set_size=2),
-    "adaptive tree": LookaheadConfig(tree_size=11, window_size=3, guess_set_size=3, relative_step_time=2.0),
+    "tree": LookaheadConfig.tree(11, ngrams=NGramConfig(3, 5, 2)),
+    "adaptive tree": LookaheadConfig.tree(11, ngrams=NGramConfig(3, 5, 3), relative_step_time=2.0),
     "plain": PLAIN,
 }
 
@@ -71,7 +71,7 @@ def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size, w
         return loop.run_steps(params, jlade.start(jlade.Prefix(cache), inputs, config), config)
 
     text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()
-    pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)
+    pool = batch_size * 2000 * lookahead.ngrams.guess_set_size * (lookahead.ngram_size - 1)
     assert copies_in_loops(text, layers, pool) == []
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.config import PLAIN
 from jlade.decoding import loop
 from tests import plain_llama
@@ -37,7 +37,16 @@ def generate(prompts=PROMPTS, kind="delta", **options):
     return jlade.generate(tiny_llama(2, **KINDS[kind]), prompts, **options)
 
 
-@pytest.mark.parametrize("lookahead", [PAPER, TREE, slow(LookaheadConfig()), slow(LookaheadConfig.jacobi(5)), PLAIN])
+@pytest.mark.parametrize(
+    "lookahead",
+    [
+        PAPER,
+        TREE,
+        slow(LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))),
+        slow(LookaheadConfig.jacobi(5)),
+        PLAIN,
+    ],
+)
 def test_texts_are_those_of_the_rule_token_by_token(lookahead):
     out = generate(lookahead=lookahead)
     assert out.tokens.tolist() == [continued(tuple(prompt)) for prompt in PROMPTS]

@@ -12,7 +12,7 @@ import scipy.special
 import scipy.stats
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.config import SOURCES
 from jlade.decoding import sampling, verification
 from jlade.decoding.stopping import Stopping
@@ -54,7 +54,7 @@ LOOKAHEADS = [
     LookaheadConfig.paper(0, 3, 2),
     LookaheadConfig.paper(5, 6, 1, window_draw="greedy"),
     LookaheadConfig.paper(3, 3, 0),
-    LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3),
+    LookaheadConfig.tree(14, ngrams=NGramConfig(2, 5, 3)),
 ]
 SAMPLED = [*ALONE, TOGETHER]
 CONTROLS = [*SAMPLED, GREEDY_WITH_PENALTIES, SamplingConfig()]  # a sequence each
@@ -185,7 +185,7 @@ def noise(key, row, position, vocab_size):
     "lookahead",
     [
         LOOKAHEADS[0],
-        dataclasses.replace(PAPER, window_draw="greedy"),
+        dataclasses.replace(PAPER, drafts=dataclasses.replace(PAPER.drafts, window_draw="greedy")),
         slow(LOOKAHEADS[-1]),
         slow(LookaheadConfig.tree(20, sources=("recycled",))),
         slow(LookaheadConfig.jacobi(6)),
@@ -210,11 +210,11 @@ def test_coupled_sampling_equals_the_reference(lookahead):
             30,
             window_size=lookahead.window_size,
             ngram_size=lookahead.ngram_size,
-            guess_set_size=lookahead.guess_set_size,
+            guess_set_size=lookahead.ngrams.guess_set_size,
             pool_from_prompt=True,
             start=start,
             sources=sources_of(2, lookahead, (), lambda at, token, of=noise_of: of(at)[token], next_token),
-            window_token=most_likely_token(params, config) if lookahead.window_draw == "greedy" else None,
+            window_token=most_likely_token(params, config) if lookahead.ngrams.window_draw == "greedy" else None,
             watch=lambda text, window, new, *rest, windows=windows: windows.append([*window[1:], new]),
         )
         assert out.tokens[row].tolist() == tokens
@@ -268,7 +268,7 @@ def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golde
     arguments = {"max_new_tokens": 24, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
     plain = jlade.generate(demo[0], prompts, lookahead=None, **arguments)
     out = jlade.generate(
-        demo[0], prompts, lookahead=LookaheadConfig(tree_size=12, window_size=3, ngram_size=4), **arguments
+        demo[0], prompts, lookahead=LookaheadConfig.tree(12, ngrams=NGramConfig(3, 4, 10)), **arguments
     )
     assert_same_texts(out, plain)
     assert out.compression.mean() > 1.1
@@ -288,7 +288,7 @@ def test_keys_decide_the_text():
     [
         LookaheadConfig.paper(4, 4, 3, verification="rejection"),
         LOOKAHEADS[0],
-        LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3, verification="rejection"),
+        LookaheadConfig.tree(14, ngrams=NGramConfig(2, 5, 3), verification="rejection"),
     ],
     ids=str,
 )
@@ -451,7 +451,7 @@ def p_value(params, expected, lookahead, kind=None):
     common = expected >= 5
     pooled = [np.append(counts[common], counts[~common].sum()) for counts in (observed, expected)]
     p = scipy.stats.chisquare(*pooled, sum_check=False).pvalue
-    print(f"{lookahead.verification}, window {lookahead.window_draw}: p = {p:.3g}")
+    print(f"{lookahead.verification}, window {lookahead.ngrams.window_draw}: p = {p:.3g}")
     return p
 
 
@@ -499,13 +499,15 @@ def test_texts_with_keys_of_other_kinds_follow_it_too(kind, small_model, expecte
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("verification", "drafted"),
-    [("coupled", SOURCES), ("rejection", SOURCES), ("rejection", ("recycled",))],
+    ("verification", "drafted", "guess_set_size"),
+    [("coupled", SOURCES, 4), ("rejection", SOURCES, 4), ("rejection", ("recycled",), 0)],
 )
-def test_texts_of_a_tree_follow_the_models_distribution(verification, drafted, small_model, expected_counts):
+def test_texts_of_a_tree_follow_the_models_distribution(
+    verification, drafted, guess_set_size, small_model, expected_counts
+):
     """After a first step without drafts, all sources have some."""
-    lookahead = LookaheadConfig(
-        tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification=verification, sources=drafted
+    lookahead = LookaheadConfig.tree(
+        5, ngrams=NGramConfig(1, 3, guess_set_size), verification=verification, sources=drafted
     )
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
@@ -513,7 +515,7 @@ def test_texts_of_a_tree_follow_the_models_distribution(verification, drafted, s
 @pytest.mark.slow
 def test_texts_of_a_recurrent_model_follow_its_distribution():
     params = tiny_llama(0, vocab_size=SMALL_VOCAB, max_positions=16, **RECURRENT)
-    lookahead = LookaheadConfig(tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification="rejection")
+    lookahead = LookaheadConfig.tree(5, ngrams=NGramConfig(1, 3, 4), verification="rejection")
     assert p_value(params, counts_of(params), lookahead) > RIGHT
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.decoding import loop
 from tests.models.test_families import checkpoint
 from tests.texts import assert_same_texts
@@ -27,7 +27,7 @@ PROMPT_LENGTHS = (300, 1, 170, 9)  # read in chunks of 128 and 16 tokens, some o
     [
         ("in every layer", PAPER),
         ("in one of two", LookaheadConfig.tree(7)),
-        ("in one of two", LookaheadConfig()),
+        ("in one of two", LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))),
     ],
 )
 def test_a_ragged_batch_of_long_prompts(name, lookahead, tmp_path):

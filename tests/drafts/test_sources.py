@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.drafts import graded, record, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.source import Prompt, Source, Text
@@ -224,7 +224,11 @@ def test_the_probability_of_a_draw_is_given_its_noise():
 
 @pytest.mark.parametrize(
     "lookahead",
-    [LookaheadConfig.tree(9, sources=tuple(TABLE)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
+    [
+        LookaheadConfig.tree(9, sources=tuple(name for name in TABLE if name != "pool")),
+        slow(LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))),
+        slow(LookaheadConfig.paper(3, 4, 2)),
+    ],
 )
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""
@@ -259,27 +263,27 @@ def test_sources_propose_in_their_shapes_and_kinds(lookahead):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"sources": ("suffix",), "tree_size": None}, ValueError, "need tree_size"),
-        ({"sources": ("trie",), "tree_size": 9}, ValueError, "sources must be one or more of 'prediction', 'pool'"),
-        ({"sources": (), "tree_size": 9}, ValueError, "sources must be one or more"),
-        ({"sources": ("suffix", "suffix"), "tree_size": 9}, ValueError, "sources must be one or more"),
-        ({"sources": "suffix", "tree_size": 9}, TypeError, "sources must be a tuple of"),
-        ({"tree_size": -1}, ValueError, "tree_size must be at least 0, got -1"),
-        ({"tree_size": 2.5}, TypeError, "tree_size must be an integer"),
-        ({"guess_set_size": 0, "sources": ("pool",), "tree_size": 9}, ValueError, "needs guess_set_size of at least 1"),
-        ({"window_size": 15}, TypeError, r"window_size=15 came without tree_size: use LookaheadConfig.paper\(...\)"),
-        ({"ngram_size": 5, "guess_set_size": 2}, TypeError, "ngram_size=5, guess_set_size=2 came without tree_size"),
-        ({"tree_size": 5000, "window_size": 15}, ValueError, r"tree_size=5000 make .* \(N-1\)W\+M = 5060 tokens"),
+        ({"sources": ("trie",)}, ValueError, "sources must be one or more of 'prediction', 'suffix'"),
+        ({"sources": ("pool",)}, ValueError, r"got \('pool',\); 'pool' comes with ngrams"),
+        ({"sources": ()}, ValueError, "sources must be one or more"),
+        ({"sources": (), "ngrams": NGramConfig(5, 5, 0)}, ValueError, "sources must be one or more"),
+        ({"sources": ("suffix", "suffix")}, ValueError, "sources must be one or more"),
+        ({"sources": "suffix"}, TypeError, "sources must be a tuple of"),
+        ({"size": 0}, ValueError, "size must be at least 1, got 0"),
+        ({"size": 2.5}, TypeError, "size must be an integer"),
+        ({"ngrams": (15, 5, 15)}, TypeError, r"ngrams must be an NGramConfig or None, got \(15, 5, 15\)"),
+        ({"size": 5000, "ngrams": NGramConfig()}, ValueError, r"size=5000 make .* \(N-1\)W\+M = 5060 tokens"),
     ],
 )
-def test_wrong_settings_are_refused(arguments, error, message):
+def test_wrong_trees_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        LookaheadConfig(**arguments)
+        LookaheadConfig.tree(**arguments)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_source_needs_no_other(name):
-    lookahead = LookaheadConfig(window_size=0, ngram_size=3, guess_set_size=2, tree_size=9, sources=(name,))
+    ngrams, others = (NGramConfig(0, 3, 2), ()) if name == "pool" else (None, (name,))
+    lookahead = LookaheadConfig.tree(9, sources=others, ngrams=ngrams)
     assert [each for each, _ in Sources.of(lookahead, VocabularyShard(13)).sources] == [name]
 
 
@@ -317,7 +321,7 @@ def test_an_entry_of_the_table_is_all_that_another_source_needs(monkeypatch):
 
 
 def test_sizes_of_a_setting_with_a_tree():
-    setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, sources=("recycled", "pool"))
+    setting = LookaheadConfig.tree(20, sources=("recycled",), ngrams=NGramConfig(4, 5, 3))
     assert setting.sources == ("pool", "recycled"), "in the order of the table"
     assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 9)
     assert setting.reach == {"pool": 4, "recycled": 8}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.config import PLAIN
 from jlade.costs import choice, learned
 from jlade.engine import rows, width
@@ -158,7 +158,10 @@ def test_steps_that_rest_are_recorded_as_in_the_loop(age, wait, number):
 @pytest.mark.parametrize(
     ("of_sizes", "expected"),
     [
-        ({1: LookaheadConfig(), 2: LookaheadConfig.tree(31), 4: PLAIN}, LookaheadConfig.tree(119)),
+        (
+            {1: LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10)), 2: LookaheadConfig.tree(31), 4: PLAIN},
+            LookaheadConfig.tree(119),
+        ),
         ({1: LookaheadConfig.tree(7), 2: PLAIN, 4: PLAIN}, LookaheadConfig.tree(7)),
         ({1: LookaheadConfig(), 2: LookaheadConfig(relative_step_time=2.0), 4: LookaheadConfig()}, LookaheadConfig()),
         ({1: PLAIN, 2: PLAIN, 4: PLAIN}, PLAIN),

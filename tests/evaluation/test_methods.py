@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jlade.config import PLAIN, LookaheadConfig
+from jlade.config import PLAIN, LookaheadConfig, NGramConfig
 from jlade.evaluation.methods import DTYPES, SETTINGS, TRANSFORMERS, WAYS, Method, parse
 
 
@@ -51,9 +51,12 @@ def test_what_names_mean():
     assert parse("auto").setting == "auto"
     assert parse("transformers") == Method(None)
     assert parse("transformers-lookup:bfloat16") == Method(None, lookup_tokens=10, dtype="bfloat16")
-    tree = LookaheadConfig.tree(63, sources=("suffix", "recycled"))
-    assert parse("0,2,0:tree=63:no-pool") == Method(tree)
-    assert str(Method(tree)) == "tree=63:no-pool"
+    tree = LookaheadConfig.tree(63, sources=("suffix",))
+    assert parse("0,2,0:tree=63:no-pool:no-recycled") == Method(tree)
+    assert str(Method(tree)) == "tree=63:no-recycled"
+    without_pool = LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 0, window_advance="token"))
+    assert parse("10,5,10:tree=80:no-pool:token-window") == Method(without_pool)
+    assert str(Method(without_pool)) == "10,5,0:tree=80:token-window"
     adaptive = LookaheadConfig.tree(7, relative_step_time=1.5)
     assert parse("tree=7:cost=1.5") == Method(adaptive)
     assert parse("2,3,4:cost=2").setting == LookaheadConfig.paper(2, 3, 4, relative_step_time=2.0)
@@ -110,7 +113,7 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
         ("tree=7:cost=0", "relative_step_time must be a number above 0, or None, got 0.0"),
         ("15,1,15", "ngram_size must be at least 2, got 1"),
         ("plain:warm", ":warm needs W, N and G with a pool"),
-        ("0,2,1:tree=0:warm", ":warm needs W, N and G with a pool"),
+        ("tree=9:warm", ":warm needs W, N and G with a pool"),
         ("auto:growth", ":growth needs W, N and G with a pool"),
         ("15,5,0:no-prompt", ":no-prompt needs W, N and G with a pool"),
         ("15,5,15:hot", "'hot' is not known"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.cli.display import STEP_STYLES
 from jlade.config import PLAIN
 from jlade.evaluation import trace as trace_lib
@@ -30,7 +30,7 @@ SETTINGS = [
     LookaheadConfig.paper(0, 3, 2),
     LookaheadConfig.paper(3, 3, 0),
     PLAIN,
-    LookaheadConfig(tree_size=12, window_size=3, ngram_size=4, guess_set_size=3),
+    LookaheadConfig.tree(12, ngrams=NGramConfig(3, 4, 3)),
     LookaheadConfig.tree(9),
 ]
 
@@ -53,8 +53,8 @@ def steps_of_reference(seed, lookahead, key):
         40,
         window_size=lookahead.window_size,
         ngram_size=lookahead.ngram_size,
-        guess_set_size=lookahead.guess_set_size,
-        pool_from_prompt=lookahead.pool_from_prompt,
+        guess_set_size=lookahead.ngrams.guess_set_size,
+        pool_from_prompt=lookahead.ngrams.pool_from_prompt,
         start=first_window(key, PROMPT, lookahead),
         sources=sources_of(seed, lookahead),
         watch=lambda *step: watched.append(copy.deepcopy(step)),
@@ -68,7 +68,7 @@ def steps_of_reference(seed, lookahead, key):
 
 def paths_of(drafts, lookahead):
     """Returns the path to each draft: all prefixes of an n-gram of the pool, the paths of a tree as they are."""
-    if lookahead.tree_size is not None:
+    if lookahead.has_tree:
         return drafts
     return [ngram[:end] for ngram in drafts for end in range(1, len(ngram) + 1)]
 
@@ -103,12 +103,14 @@ def test_equals_the_reference(seed, lookahead):
 
     pools = [pool for *_, pool, _ in watched]
     for step, (text, window, new, before, _), after in zip(found.steps, watched, pools[1:], strict=False):
-        if not lookahead.guess_set_size:
+        if not lookahead.ngrams.guess_set_size:
             assert step.ngrams == []
             continue
         columns = [[*column, last] for *column, last in zip(*window, new, strict=True)]
         whole = text + step.accepted
-        ends = range(max(len(text) + 1, lookahead.ngram_size), len(whole) + 1) if lookahead.pool_from_prompt else ()
+        ends = (
+            range(max(len(text) + 1, lookahead.ngram_size), len(whole) + 1) if lookahead.ngrams.pool_from_prompt else ()
+        )
         ngrams = [(ngram, "window") for ngram in columns]
         ngrams += [(whole[end - lookahead.ngram_size : end], "text") for end in ends]
         assert step.ngrams == [NGram(ngram, origin, has(before, ngram), has(after, ngram)) for ngram, origin in ngrams]
@@ -129,7 +131,7 @@ def test_what_the_table_learned_is_the_difference_between_states():
 
 @pytest.mark.slow
 def test_auto_shows_a_window_and_a_tree():
-    assert traced(lookahead="auto", max_new_tokens=2).lookahead == LookaheadConfig()
+    assert traced(lookahead="auto", max_new_tokens=2).lookahead == trace_lib.WINDOW_AND_TREE
 
 
 @pytest.mark.slow

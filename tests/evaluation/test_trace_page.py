@@ -15,7 +15,7 @@ from tests.tiny import tiny_llama, tiny_tokenizer
 
 pytestmark = pytest.mark.slow  # a browser
 LOOKAHEAD = LookaheadConfig.paper(5, 4, 5)
-TREE = LookaheadConfig()
+TREE = trace_lib.WINDOW_AND_TREE
 MARKS = str.maketrans({" ": "·", "\n": "↵"})
 
 

@@ -444,7 +444,7 @@ FAULTS = (
         "a block has a row of the window too many",
         "jlade.config.LookaheadConfig.block_size",
         lambda right: lambda self: right(self) + self.window_size,
-        ("tests/test_config.py::test_the_default_has_all_sources_in_a_block_of_the_papers_size",),
+        ("tests/test_config.py::test_the_default_is_a_tree_in_a_block_of_the_papers_size",),
     ),
     Fault(
         "a setting of the paper has the usual way to advance",

@@ -180,11 +180,11 @@ def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
         assert statistics.accepted_histogram[row].tolist() == histogram
         assert statistics.steps_with_accepted[row] == sum(number > 1 for number in accepted)
         pool = []
-        if lookahead.guess_set_size:
+        if lookahead.ngrams.guess_set_size:
             pool = out.state.sources["pool"].ngrams[row].reshape(-1, lookahead.ngram_size).tolist()
         keys = [ngram[0] for ngram in pool if ngram[0] >= 0]
         fan_outs = [keys.count(key) for key in set(keys)] or [0]
-        assert statistics.keys[row] == (len(fan_outs) if lookahead.guess_set_size else 0)
+        assert statistics.keys[row] == (len(fan_outs) if lookahead.ngrams.guess_set_size else 0)
         assert statistics.ngrams[row] == sum(fan_outs)
         assert statistics.mean_fan_out[row] == pytest.approx(np.mean(fan_outs))
         assert statistics.median_fan_out[row] == np.median(fan_outs)
@@ -201,7 +201,7 @@ def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
 
 def num_drafted(prompt, tokens, accepted, lookahead):
     """Returns the drafted tokens of each step, with a pool of the text alone in plain Python."""
-    pool, text, numbers = reference.Pool(lookahead.guess_set_size), [], []
+    pool, text, numbers = reference.Pool(lookahead.ngrams.guess_set_size), [], []
     for new in (prompt, *np.split(tokens[: sum(accepted)], np.cumsum(accepted))):
         for token in [int(i) for i in new]:
             text.append(token)

@@ -11,14 +11,14 @@ import pytest
 from safetensors.numpy import save_file
 
 import jlade
-from jlade import LookaheadConfig, NGramPool, SamplingConfig
+from jlade import LookaheadConfig, NGramConfig, NGramPool, SamplingConfig
 from jlade.decoding import loop
 from jlade.drafts import graded
 from tests import reference
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
-TREE = LookaheadConfig(tree_size=12, window_size=2, ngram_size=3, guess_set_size=3)
+TREE = LookaheadConfig.tree(12, ngrams=NGramConfig(2, 3, 3))
 PARAMS = tiny_llama(2, max_positions=128)
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahead=PAPER, keep_state=True)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.config import LookaheadConfig
+from jlade.config import LookaheadConfig, NGramConfig
 from jlade.drafts.tree import NEVER, Tree, TreeShape
 from jlade.lookahead import adaptive
 
@@ -49,7 +49,7 @@ def test_levels_equal_those_found_without_arrays(seed):
 def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
     lookahead = LookaheadConfig.paper(3, 4, 2, relative_step_time=2.4)
     settings = adaptive.settings(lookahead)
-    assert [(setting.window_size, setting.guess_set_size) for setting in settings] == [(3, 2), (0, 1), (0, 0)]
+    assert [(setting.window_size, setting.ngrams.guess_set_size) for setting in settings] == [(3, 2), (0, 1), (0, 0)]
     assert adaptive.costs(lookahead).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
     assert adaptive.costs(lookahead, {1: 2.0, 2: 3.0, 16: 10.0}).tolist() == pytest.approx([4.75, 2.0, 1.0])
     assert adaptive.costs(dataclasses.replace(lookahead, relative_step_time=None)) is None
@@ -59,7 +59,7 @@ def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
 def test_a_tree_is_as_wide_as_its_forecast_says():
     lookahead = LookaheadConfig.tree(15, sources=("suffix",), relative_step_time=2.5)
     settings = adaptive.settings(lookahead)
-    assert [setting.tree_size for setting in settings] == [15, 7, 3, 0]
+    assert [setting.num_drafted for setting in settings] == [15, 7, 3, 0]
     assert [setting.block_size for setting in settings] == [16, 8, 4, 1]
     costs = adaptive.costs(lookahead)
     assert costs.tolist() == pytest.approx([2.5, 1.7, 1.3, 1.0])
@@ -74,13 +74,13 @@ def test_a_tree_is_as_wide_as_its_forecast_says():
         expected = adaptive.forecast(tree, settings)
         assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (15, 7, 3, 0)], abs=0.01)
         pace = adaptive.choose(adaptive.start(costs), jnp.float32(1), expected, costs)
-        assert settings[int(pace.level)].tree_size == best
+        assert settings[int(pace.level)].num_drafted == best
         assert pace.num_steps.tolist() == [1, 0, 0, 0], "the step just made had the full width"
-    for size, narrower in ((63, [15, 3, 0]), (119, [15, 3, 0]), (7, [3, 0]), (4, [3, 0]), (3, [0]), (1, [0]), (0, [])):
-        settings = adaptive.settings(dataclasses.replace(lookahead, tree_size=size))
-        assert [setting.tree_size for setting in settings] == [size, *narrower]
-    with_window = LookaheadConfig(tree_size=20, window_size=3, ngram_size=3, guess_set_size=2)
-    assert [(setting.window_size, setting.tree_size) for setting in adaptive.settings(with_window)] == [
+    for size, narrower in ((63, [15, 3, 0]), (119, [15, 3, 0]), (7, [3, 0]), (4, [3, 0]), (3, [0]), (1, [0])):
+        settings = adaptive.settings(LookaheadConfig.tree(size))
+        assert [setting.num_drafted for setting in settings] == [size, *narrower]
+    with_window = LookaheadConfig.tree(20, ngrams=NGramConfig(3, 3, 2))
+    assert [(setting.window_size, setting.num_drafted) for setting in adaptive.settings(with_window)] == [
         (3, 20),
         (0, 7),
         (0, 0),

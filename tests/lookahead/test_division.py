@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jlade.config import LookaheadConfig
+from jlade.config import LookaheadConfig, NGramConfig
 from jlade.drafts.tree import Form, TreeShape
 from jlade.lookahead import block as blocks
 from jlade.lookahead import division
@@ -60,7 +60,7 @@ def test_shares_of_the_paper_are_parts_of_the_block(W, N, G, number):  # noqa: N
 @few
 @given(form=trees(), W=st.integers(0, 4), N=st.integers(2, 5), number=st.integers(1, 9))
 def test_shares_of_a_tree_are_parts_of_the_block(form, W, N, number):  # noqa: N803
-    setting = LookaheadConfig(tree_size=len(form.parents), window_size=W, ngram_size=N, guess_set_size=2)
+    setting = LookaheadConfig.tree(len(form.parents), ngrams=NGramConfig(W, N, 2))
     check_shares(setting, form, number)
 
 

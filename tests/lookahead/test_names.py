@@ -2,20 +2,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN, PRESETS
 from jlade.lookahead import names
 
 SIZES = (st.integers(0, 30), st.integers(2, 9), st.integers(0, 30))
 SETTINGS = (
     st.builds(LookaheadConfig.paper, *SIZES)
-    | st.builds(LookaheadConfig.tree, st.integers(0, 99))
+    | st.builds(LookaheadConfig.tree, st.integers(1, 99))
     | st.builds(LookaheadConfig.jacobi, st.integers(1, 99))
     | st.builds(
-        lambda tree, window, ngram, guesses: LookaheadConfig(
-            tree_size=tree, window_size=window, ngram_size=ngram, guess_set_size=guesses
-        ),
-        *(st.integers(0, 99), st.integers(1, 30), st.integers(2, 9), st.integers(0, 30)),
+        lambda tree, window, ngram, guesses: LookaheadConfig.tree(tree, ngrams=NGramConfig(window, ngram, guesses)),
+        *(st.integers(1, 99), st.integers(1, 30), st.integers(2, 9), st.integers(0, 30)),
     )
 )
 
@@ -24,7 +22,6 @@ SETTINGS = (
 def test_a_name_is_read_as_its_setting(setting):
     assert names.parse(names.name(setting)) == setting
     assert names.parse(f" {names.name(setting).replace(',', ', ')}") == setting
-    assert LookaheadConfig(**names.sizes(setting), sources=setting.sources) == setting
 
 
 @pytest.mark.parametrize(
@@ -32,10 +29,10 @@ def test_a_name_is_read_as_its_setting(setting):
     [
         (LookaheadConfig.paper(15, 5, 15), "15,5,15", "15, 5, 15"),
         (LookaheadConfig.tree(63), "tree=63", "tree of 63"),
-        (LookaheadConfig(), "10,5,10:tree=80", "10, 5, 10, tree of 80"),
+        (LookaheadConfig(), "tree=119", "tree of 119"),
+        (LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10)), "10,5,10:tree=80", "10, 5, 10, tree of 80"),
         (LookaheadConfig.jacobi(16), "jacobi=16", "Jacobi, 16 guesses"),
         (PLAIN, "0,2,0", "plain"),
-        (LookaheadConfig.tree(0), "tree=0", "plain"),
     ],
 )
 def test_names_and_labels(setting, name, label):
@@ -45,7 +42,7 @@ def test_names_and_labels(setting, name, label):
 @pytest.mark.parametrize(("kind", "sizes"), [("code", (8, 6, 15)), ("prose", (7, 5, 10)), ("creative", (5, 4, 8))])
 def test_presets_have_the_sizes_of_the_guide(kind, sizes):
     setting = LookaheadConfig.preset(kind)
-    assert (setting.window_size, setting.ngram_size, setting.guess_set_size) == sizes
+    assert (setting.window_size, setting.ngram_size, setting.ngrams.guess_set_size) == sizes
     assert setting == LookaheadConfig.paper(*sizes)
 
 

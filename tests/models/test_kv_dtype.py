@@ -205,7 +205,7 @@ def test_lookahead_has_the_text_of_plain_decoding(name, kv_dtype):
         assert (floating.tokens != plain.tokens).any()
 
 
-@pytest.mark.parametrize("lookahead", [None, slow(jlade.LookaheadConfig())])
+@pytest.mark.parametrize("lookahead", [None, slow(jlade.LookaheadConfig.tree(80, ngrams=jlade.NGramConfig(10, 5, 10)))])
 def test_sampled_texts_too(lookahead):
     params = tiny_llama(7)
     sampling = jlade.SamplingConfig(temperature=0.8)

@@ -316,7 +316,7 @@ def save_settings(place: Path) -> int:
 def saved_setting(place: Path) -> Any:
     stored = choice.Stored.read(KEY.path)
     assert stored.step_times == {1: 0.5}
-    return stored.lookahead.tree_size == SAVES
+    return stored.lookahead.num_drafted == SAVES
 
 
 def learned(place: Path) -> Learned:
