@@ -31,7 +31,7 @@ def test_an_error_keeps_its_argument_on_the_way_to_another_process(kind):
         (lambda: SamplingConfig(top_k=1.5), "top_k"),
         (lambda: SamplingConfig(top_p=2), "top_p"),
         (lambda: SamplingConfig(logit_bias={1: 1e9}), "logit_bias"),
-        (lambda: LookaheadConfig.tree(-1), "tree_size"),
+        (lambda: LookaheadConfig.tree(-1), "size"),
         (lambda: check_int("capacity", 2, 3), "capacity"),
         (lambda: prompts.read([[1], [13]], None, 13), "prompt[1]"),
         (lambda: prompts.read([1], None, 13, [2]), "attention_mask"),

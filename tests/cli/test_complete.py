@@ -33,11 +33,7 @@ def test_prints_the_completion_and_both_rows(demo, capsys):
 def test_json_has_the_measurements(capsys):
     assert cli.main([*SHORT, "--json", "--lookahead", "2,3,2"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert [result["lookahead"]["drafts"][name] for name in ("window_size", "ngram_size", "guess_set_size")] == [
-        2,
-        3,
-        2,
-    ]
+    assert jlade.LookaheadConfig.from_dict(result["lookahead"]) == jlade.LookaheadConfig.paper(2, 3, 2)
     assert result["text"] == result["plain"]["text"]
     assert result["plain"]["steps"] == result["plain"]["tokens"] == result["tokens"] == 12
     assert result["compression"] == result["tokens"] / result["steps"]
@@ -172,7 +168,7 @@ def test_other_settings_can_be_compared_too(capsys):
     assert cli.main([*SHORT, "--json", "--also", "2,3,2"]) == 0
     result = json.loads(capsys.readouterr().out)
     (also,) = result["also"]
-    assert [also["lookahead"]["drafts"][name] for name in ("window_size", "ngram_size", "guess_set_size")] == [2, 3, 2]
+    assert jlade.LookaheadConfig.from_dict(also["lookahead"]) == jlade.LookaheadConfig.paper(2, 3, 2)
     for run in (also, result["plain"]):
         assert run["text"] == result["text"]
         assert run["identical"]

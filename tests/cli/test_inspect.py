@@ -18,6 +18,7 @@ from jlade.conversion import orbax
 from jlade.conversion.tensors import build_params, named_arrays
 from jlade.conversion.weight_files import StoredTensor
 from jlade.costs import choice, memory
+from jlade.lookahead import names
 from jlade.models.llama import quantize
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
@@ -86,8 +87,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
         "tokenizer": True,
         "chat_template": True,
     }
-    assert facts["lookahead"] == {name: getattr(PAPER, name) for name in facts["lookahead"]}
-    assert len(facts["lookahead"]) == 4
+    assert facts["lookahead"] == names.name(PAPER)
     assert facts["device"] == jax.devices()[0].device_kind
     assert facts["sampling"] == {"temperature": 0.0}
     assert (facts["source"], facts["tuned"]) == ("estimated", [])

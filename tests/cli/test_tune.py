@@ -151,8 +151,7 @@ def test_the_tuned_setting_is_the_default_of_the_commands(demo, capsys):
     tuned = jlade.LookaheadConfig.paper(2, 3, 1)
     choice.save(choice.key(params, params.decoder, 1), tuned, {})
     assert cli.main(["import os\n", "--max-new-tokens", "2", "--json"]) == 0
-    lookahead = json.loads(capsys.readouterr().out)["lookahead"]
-    assert [lookahead[name] for name in ("window_size", "ngram_size", "guess_set_size")] == [2, 3, 1]
+    assert jlade.LookaheadConfig.from_dict(json.loads(capsys.readouterr().out)["lookahead"]) == tuned
 
 
 def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):

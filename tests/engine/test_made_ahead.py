@@ -115,7 +115,7 @@ CHANGES = {
     "max_sequences is 1 in the file and 2 here": {"max_sequences": 2},
     "capacity is 64 in the file and 32 here": {"capacity": 32},
     "pages is 2 in the file and 3 here": {"max_sequences": 1, "cache_tokens": 128},
-    "config.lookahead.window_size is 0 in the file and 4 here": {"lookahead": PAPER},
+    "config.lookahead.drafts.window_size is 0 in the file and 4 here": {"lookahead": PAPER},
     "config.top_logprobs is 0 in the file and 2 here": {"max_top_logprobs": 2},
     "rows.grammar is 0 in the file and 128 here": {"max_grammar": 128},
     "decoder.kv_dtype is None in the file and 'int8' here": {"kv_dtype": "int8"},

@@ -137,7 +137,9 @@ def test_a_call_of_another_batch_size_compiles_and_says_so_once(made):
 
 
 CHANGES = {
-    "config.lookahead.window_size is 4 in the file and 3 here": {"lookahead": jlade.LookaheadConfig.paper(3, 4, 3)},
+    "config.lookahead.drafts.window_size is 4 in the file and 3 here": {
+        "lookahead": jlade.LookaheadConfig.paper(3, 4, 3)
+    },
     "inputs.sampling.temperature is None in the file and float32[1] here": {
         "sampling": jlade.SamplingConfig(temperature=0.7)
     },
