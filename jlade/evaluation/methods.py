@@ -160,7 +160,7 @@ def _with_flag(method: Method, flag: str) -> Method:
         attribute, way = ("relative_step_time", float(value)) if name == "cost" else WAYS[flag][:2]
         setting = _with(setting, **{attribute: way})
     elif flag in ("no-prompt", "warm", "growth"):
-        if setting is None or "pool" not in setting.reach:
+        if setting is None or POOL not in setting.reach:
             raise ValueError(f":{flag} needs W, N and G with a pool")
         if flag != "no-prompt":
             is_warm, shows_growth = method.is_warm or flag == "warm", method.shows_growth or flag == "growth"
