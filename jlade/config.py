@@ -119,7 +119,7 @@ class LookaheadConfig:
 
     drafts: TreeConfig | NGramConfig = dataclasses.field(default_factory=TreeConfig)
     verification: Verification = "coupled"
-    relative_step_time: float | None = None
+    relative_step_time: float | None = None  # here, so that what `jlade.tune` found and stored is one value
 
     @classmethod
     def tree(

@@ -149,7 +149,7 @@ def test_a_tree():
 
 
 @pytest.mark.slow
-def test_the_default_setting():
+def test_a_wide_window_and_a_tree():
     sampling = SamplingConfig(temperature=0.7, repetition_penalty=1.1)
     options = {
         "max_new_tokens": 16,
