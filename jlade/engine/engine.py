@@ -28,7 +28,6 @@ from jlade.engine.request import Request
 from jlade.engine.rows import Controls
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
-from jlade.engine.width import Width
 from jlade.engine.worker import Context, Worker
 from jlade.errors import ArgumentTypeError, ArgumentValueError, check_int
 from jlade.generation import earlier
@@ -72,6 +71,9 @@ class RequestOptions(TypedDict, total=False):
     top_logprobs: int
     with_statistics: bool
 
+
+# For programs, which are the same whatever the tokens are.
+_ANY_PROMPT = prompts_lib.whole([[0, 0]])
 
 # Options that decide no text: which earlier requests serve one, and whether it has drafts.
 _OF_ENGINE = ("remember", "remember_key", "prefix_key", "lookahead")
@@ -157,79 +159,66 @@ class Engine:
         check_int("remember", remember, 0)
         check_int("max_prediction", max_prediction, 0, MAX_PREDICTION)
         check_int("max_grammar", max_grammar, 0, MAX_GRAMMAR)
-        self.max_sequences: int = max_sequences
-        self._max_prediction = max_prediction
+        if remember:
+            _check_remembers(lookahead)
         params = mesh_lib.with_auto_axes(params)
-        # The arguments of a batch of all rows have what the engine needs.
-        prompts = prompts_lib.made_up(self.max_sequences)
         options = Options(
-            max_new_tokens=1,
             lookahead=lookahead,
             tokenizer=tokenizer,
-            prediction=prompts["input_ids"] if max_prediction or remember else None,
+            corpus=corpus,
+            prior=prior,
             logprobs=True,
             top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
-            stop=(),
             kv_dtype=kv_dtype,
             decoder=decoder,
             mesh=mesh,
             programs=programs,
         )
-        if remember:
-            _check_remembers(lookahead)
-        batch = request_lib.make(params, prompts, options)
-        self._config, self._sizes = batch.config, width.sizes(self.max_sequences, batch.config.mesh)
-        widths = {size: Width(batch.inputs.costs) for size in self._sizes}
-        if lookahead == "auto":
-            setting = lookahead_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
-            self._config = dataclasses.replace(self._config, lookahead=setting)
-            widths = width.learned_widths(params, self._config, self._sizes)
-        if max_grammar:
-            setting = lookahead_lib.with_sources(self._config.lookahead, "grammar")
-            self._config = dataclasses.replace(self._config, lookahead=setting)
-        setting = self._config.lookahead
-        vocab_size, on_mesh = self._config.decoder.vocab_size, self._config.mesh
-        options = dataclasses.replace(options, corpus=corpus, prior=prior, tokenizer=batch.tokenizer)
-        searched = earlier.searched(options, vocab_size, setting)
-        shared = {source: one.on_device for source, one in searched.items()}
-        self._config = dataclasses.replace(self._config, lookahead=lookahead_lib.with_sources(setting, *shared))
-        self._shared = shared if on_mesh is None else mesh_lib.put(shared, on_mesh, PartitionSpec())
-        self._tokenizer = batch.tokenizer
-        self.capacity: int = rows.check_capacity(capacity, self._config.decoder.max_positions)
-        capacity = self.capacity
-        self._params = sharding.put_params(params, self._config.mesh)
-        predicts = "prediction" in self._config.lookahead.sources
-        recalled = RECALLED if remember and predicts else 0
-        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs, recalled)
-        self.remembered: Remembered = Remembered(remember if recalled else 0)
-        device = device_of(params, self._config.mesh)
-        model = self._config.decoder
-        has_pages = pool_lib.has_pages(self._params, model)
-        if cache_tokens is not None and not has_pages:
-            raise ValueError(
-                f"cache_tokens must be None for a model without layers of whole texts in pages, got {cache_tokens}"
-            )
-        paged = has_pages and (cache_tokens is not None or pool_lib.reads_in_place(model, device))
-        self._config = dataclasses.replace(self._config, paged=paged)
-        beside = reading.may_read_beside(self._config, device)
-        num_tokens = pool_lib.check_tokens(cache_tokens, max_sequences, capacity, self._config)
-        both = ahead.shapes(self._params), self._params
-        shapes, pool = (Pool(each, self._config, max_sequences, capacity, num_tokens) for each in both)
-        self._programs = Programs(self._params, self._config, widths, self._size, shapes, beside)
-        self._answered: Context = contextlib.nullcontext
-        # All or none: programs of both kinds would differ in where their results may go, and compile for each other.
-        if batch.programs is not None and batch.programs.are_for(facts_of(self)):
-            self._answered = functools.partial(ahead.intercept, batch.programs.handler(lambda: facts_of(self)))
-        self._reader = PromptReader(
-            self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs, pool
+        setup = request_lib.resolve(params, options, max_sequences)
+        model, mesh, device = setup.config.decoder, setup.config.mesh, device_of(params, setup.config.mesh)
+        setting, widths = width.resolve(params, setup, lookahead, max_sequences, bool(max_prediction or remember))
+        options = dataclasses.replace(options, tokenizer=setup.tokenizer)
+        searched = earlier.searched(options, model.vocab_size, setting)
+        sources = [*searched, *(["grammar"] if max_grammar else [])]
+        capacity = rows.check_capacity(capacity, model.max_positions)
+        config = dataclasses.replace(
+            setup.config,
+            lookahead=lookahead_lib.with_sources(setting, *sources),
+            paged=pool_lib.is_paged(params, model, device, cache_tokens),
         )
+        num_tokens = pool_lib.check_tokens(cache_tokens, max_sequences, capacity, config)
+        predicts, beside = "prediction" in setting.sources, reading.may_read_beside(config, device)
 
-        scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
-        self._running = Running(self._params, self._config, widths, self._programs, pool)
-        self._worker = Worker(
-            scheduler, self._reader, self._running, self._programs, self._config, device, beside, self._answered
+        self.max_sequences: int = max_sequences
+        self.capacity: int = capacity
+        self.remembered: Remembered = Remembered(remember if predicts else 0)
+        self._config, self._tokenizer, self._max_prediction = config, setup.tokenizer, max_prediction
+        shared = {source: one.on_device for source, one in searched.items()}
+        self._shared = shared if mesh is None else mesh_lib.put(shared, mesh, PartitionSpec())
+        self._size = rows.Size(
+            capacity=capacity,
+            prediction=max_prediction if predicts else 0,
+            grammar=max_grammar,
+            top_logprobs=max_top_logprobs,
+            recalled=RECALLED if remember and predicts else 0,
         )
         self._usual = Controls.GREEDY  # of most requests
+
+        params = sharding.put_params(params, mesh)
+        shapes, pool = (
+            Pool(each, config, max_sequences, capacity, num_tokens) for each in (ahead.shapes(params), params)
+        )
+        self._programs = Programs(params, config, widths, self._size, shapes, beside)
+        self._answered: Context = contextlib.nullcontext
+        # All or none: programs of both kinds would differ in where their results may go, and compile for each other.
+        if setup.programs is not None and setup.programs.are_for(facts_of(self)):
+            self._answered = functools.partial(ahead.intercept, setup.programs.handler(lambda: facts_of(self)))
+        self._reader = PromptReader(params, config, max_sequences, capacity, prefix_memory, self._programs, pool)
+        self._running = Running(params, config, widths, self._programs, pool)
+        scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
+        self._worker = Worker(
+            scheduler, self._reader, self._running, self._programs, config, device, beside, self._answered
+        )
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
@@ -248,7 +237,7 @@ class Engine:
         for _ in self.compile():
             pass
         self._running.min_rows = self.max_sequences  # for the memory of all rows
-        self.submit(prompts_lib.made_up(1, 2), max_new_tokens=1, with_statistics=True).result()
+        self.submit(_ANY_PROMPT, max_new_tokens=1, with_statistics=True).result()
         self._running.min_rows = 1
 
     @mesh_lib.without_ambient_mesh()
@@ -265,7 +254,7 @@ class Engine:
         Raises:
           Exception: the error of a program, when the others are there. A request that needs this one meets it again.
         """
-        checked, _ = self._check(prompts_lib.made_up(1, 2), {"sampling": usual, "max_new_tokens": 1})
+        checked, _ = self._check(_ANY_PROMPT, {"sampling": usual, "max_new_tokens": 1})
         job = Job(checked, 0, Request(lambda: None), self._size, self._shared)
         self._usual = job.controls
         self._programs.begin(job.row, job.controls)

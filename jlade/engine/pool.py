@@ -216,10 +216,19 @@ def check_tokens(cache_tokens: Any, num_rows: int, capacity: int, config: Decode
     return int(cache_tokens)
 
 
-def has_pages(params: Params, decoder: Decoder) -> bool:
-    """Returns whether caches of a model have layers that may lie in pages."""
+def is_paged(params: Params, decoder: Decoder, device: jax.Device, cache_tokens: Any) -> bool:
+    """Returns whether an engine holds texts in pages: if it pays, and always for a number of tokens of its own.
+
+    Raises:
+      ValueError: there is such a number, and the model has no layers that may lie in pages.
+    """
     make = getattr(decoder, "init_pages", None)
-    return make is not None and bool(jax.eval_shape(lambda params: make(params, 1, 1, 1, 1), params).pages)
+    has_pages = make is not None and bool(jax.eval_shape(lambda params: make(params, 1, 1, 1, 1), params).pages)
+    if cache_tokens is not None and not has_pages:
+        raise ValueError(
+            f"cache_tokens must be None for a model without layers of whole texts in pages, got {cache_tokens}"
+        )
+    return has_pages and (cache_tokens is not None or reads_in_place(decoder, device))
 
 
 def reads_in_place(decoder: Decoder, device: jax.Device) -> bool:

@@ -12,6 +12,8 @@ from jlade.config import LookaheadConfig
 from jlade.costs import choice, learned
 from jlade.costs.learned import Learned
 from jlade.decoding.state import DecodeConfig, DecodeState
+from jlade.generation import lookahead as lookahead_lib
+from jlade.generation.request import Setup
 from jlade.lookahead import adaptive
 from jlade.mesh import DATA
 from jlade.models.base import Params
@@ -28,6 +30,30 @@ def sizes(num_rows: int, mesh: Mesh | None) -> tuple[int, ...]:
     while numbers[-1] > 1 and mesh_lib.size(mesh, DATA) == 1:
         numbers.append(numbers[-1] // (2 if numbers[-1] <= 8 else 4))
     return tuple(numbers)
+
+
+def resolve(
+    params: Params, setup: Setup, given: LookaheadConfig | str | None, num_rows: int, predicts: bool
+) -> tuple[LookaheadConfig, dict[int, "Width"]]:
+    """Returns the setting of an engine, and the widths of its states by their numbers of rows.
+
+    Args:
+      params: the model's parameters.
+      setup: for all rows.
+      given: the setting as the caller gave it.
+      num_rows: of all states, the most.
+      predicts: whether requests have predictions.
+
+    Raises:
+      ValueError: they have, and the given setting has no tree.
+    """
+    numbers, is_auto = sizes(num_rows, setup.config.mesh), given == "auto"
+    setting = choose(params, setup.config, numbers) if is_auto else setup.config.lookahead
+    if predicts:
+        setting = lookahead_lib.with_prediction(setting, given)
+    if not is_auto:
+        return setting, {number: Width(setup.costs) for number in numbers}
+    return setting, learned_widths(params, dataclasses.replace(setup.config, lookahead=setting), numbers)
 
 
 def choose(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> LookaheadConfig:

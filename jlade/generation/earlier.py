@@ -37,8 +37,6 @@ def check(options: Options, params: Params, decoder: Decoder, batch_size: int, l
     """Checks `state`, `pool`, `corpus`, `prior` and `prediction` of the options."""
     vocab_size = decoder.vocab_size
     of_sources = searched(options, vocab_size, lookahead)
-    if "corpus" in lookahead.sources and "corpus" not in of_sources:
-        raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
     sources: dict[str, State] = {}
     if options.corpus is not None and "corpus" in of_sources and "recycled" in lookahead.reach:
         sources["recycled"] = corpus_lib.recycled(options.corpus, of_sources["corpus"], batch_size, vocab_size)
@@ -76,6 +74,8 @@ def searched(options: Options, vocab_size: int, lookahead: LookaheadConfig) -> d
                 f"{name} needs a lookahead with {needed!r} among its sources, such as LookaheadConfig.tree(63), got "
                 f"lookahead={options.lookahead}"
             )
+    if "corpus" in lookahead.sources and "corpus" not in found:
+        raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
     return found
 
 

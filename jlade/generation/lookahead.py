@@ -20,14 +20,19 @@ def choose(
     lookahead: Any = options.lookahead
     # "auto" continues with the setting of a state, which may have one sequence for all prompts.
     number = options.state.tokens.shape[0] if isinstance(options.state, DecodeState) else batch_size
-    if isinstance(lookahead, str) and lookahead == "auto":
-        chosen = with_prediction(choice.choose(params, decoder, number, mesh), options)
-        return chosen, learned.find(params, decoder, batch_size, mesh, chosen, chunks)
-    if not isinstance(lookahead, LookaheadConfig | None):
-        raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
-    if lookahead is not None:
+    is_auto = isinstance(lookahead, str) and lookahead == "auto"
+    if is_auto:
+        setting = choice.choose(params, decoder, number, mesh)
+    elif isinstance(lookahead, LookaheadConfig):
         choice.log_if_slow(lookahead, params, decoder, number, mesh)
-    return with_prediction(lookahead or PLAIN, options), None
+        setting = lookahead
+    elif lookahead is None:
+        setting = PLAIN
+    else:
+        raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
+    if options.prediction is not None:
+        setting = with_prediction(setting, lookahead)
+    return setting, learned.find(params, decoder, batch_size, mesh, setting, chunks) if is_auto else None
 
 
 def with_sources(lookahead: LookaheadConfig, *names: str) -> LookaheadConfig:
@@ -38,13 +43,14 @@ def with_sources(lookahead: LookaheadConfig, *names: str) -> LookaheadConfig:
     return dataclasses.replace(lookahead, drafts=dataclasses.replace(drafts, sources=tuple({*drafts.sources, *names})))
 
 
-def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
-    """Returns the setting with drafts from a prediction if there is one."""
-    if options.prediction is None:
-        return lookahead
-    if not lookahead.has_tree and options.lookahead != "auto":
+def with_prediction(lookahead: LookaheadConfig, given: LookaheadConfig | str | None) -> LookaheadConfig:
+    """Returns the setting with drafts from predictions, or that of "auto" as it is if it has no tree for them.
+
+    Raises:
+      ValueError: the setting that was `given` has no tree.
+    """
+    if not lookahead.has_tree and given != "auto":
         raise ValueError(
-            f"prediction needs a lookahead with a tree, such as LookaheadConfig.tree(63), got "
-            f"lookahead={options.lookahead}"
+            f"prediction needs a lookahead with a tree, such as LookaheadConfig.tree(63), got lookahead={given}"
         )
     return with_sources(lookahead, "prediction")

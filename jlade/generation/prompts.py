@@ -21,7 +21,7 @@ DEFAULT_NEW_TOKENS = 256
 MAX_INT32 = 2**31 - 1
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
-NO_PROMPT = np.zeros(1, np.int32)  # in the place of a wrong one
+NO_PROMPT = np.zeros(1, np.int32)  # in the place of a wrong one, and where any will do
 Prompts = Prompt | Sequence[Prompt] | Mapping[str, Any]  # the mapping is a `BatchEncoding` of transformers, or like one
 
 
@@ -63,14 +63,9 @@ def read_each(
       TypeError, ValueError: there is text and no tokenizer, or no batch of prompts, or the mask is wrong.
     """
     if isinstance(prompt, Mapping):
-        _check_no_message("prompt", prompt)
-        if "input_ids" not in prompt:
-            raise ArgumentTypeError(
-                "prompt", f'is a mapping without "input_ids"; it has {", ".join(map(repr, prompt))}'
-            )
         if attention_mask is not None and "attention_mask" in prompt:
             raise ArgumentTypeError("attention_mask", "cannot be given twice: prompt has one too")
-        prompt, attention_mask = prompt["input_ids"], prompt.get("attention_mask", attention_mask)
+        attention_mask = prompt.get("attention_mask", attention_mask)
     prompts = _split(prompt)
     ids: dict[str, np.ndarray] = {}
     errors: dict[int, Exception] = {}
@@ -93,25 +88,44 @@ def whole(prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {"input_ids": prompts, "attention_mask": [np.ones_like(ids) for ids in prompts]}
 
 
-def made_up(number: int, length: int = 1) -> dict[str, Any]:
-    """Returns prompts for programs and arguments that are the same whatever the tokens are."""
-    return whole([[0] * length] * number)
+def count(prompt: Any) -> int:
+    """Returns the number of prompts in the batch.
+
+    Raises:
+      TypeError, ValueError: it is no batch of prompts.
+    """
+    prompt = _unwrap(prompt)
+    return 1 if _is_single(prompt) else len(prompt)
+
+
+def _unwrap(prompt: Any) -> Any:
+    """Returns the "input_ids" of a mapping, and what is none as it is."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    _check_no_message("prompt", prompt)
+    if "input_ids" not in prompt:
+        raise ArgumentTypeError("prompt", f'is a mapping without "input_ids"; it has {", ".join(map(repr, prompt))}')
+    return prompt["input_ids"]
 
 
 def _split(prompt: Any) -> dict[str, Any]:
     """Returns the prompts of the batch by their names in messages."""
+    prompt = _unwrap(prompt)
+    return {"prompt": prompt} if _is_single(prompt) else {f"prompt[{i}]": one for i, one in enumerate(prompt)}
+
+
+def _is_single(prompt: Any) -> bool:
+    """Returns whether this is one prompt, and not a sequence of prompts."""
     is_array = hasattr(prompt, "__array__")  # of NumPy, JAX or torch
     if isinstance(prompt, str) or (is_array and prompt.ndim < 2):
-        return {"prompt": prompt}
+        return True
     if not is_array and not isinstance(prompt, Sequence):
         raise ArgumentTypeError(
             "prompt", f"must be a string, token ids, or a list of these, got {type(prompt).__name__}"
         )
     if len(prompt) == 0:
         raise ArgumentValueError("prompt", "is empty; at least one token is needed")
-    if not is_array and isinstance(prompt[0], numbers.Number):
-        return {"prompt": prompt}
-    return {f"prompt[{i}]": one for i, one in enumerate(prompt)}
+    return not is_array and isinstance(prompt[0], numbers.Number)
 
 
 def token_ids(

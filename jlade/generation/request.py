@@ -34,6 +34,16 @@ from jlade.models.base import Decoder, Params
 EOS_SLOTS = 32  # end tokens, or this times a power of two, so that few programs are compiled
 
 
+class Setup(NamedTuple):
+    """What parameters and options decide before there are prompts, of which B are decoded at once."""
+
+    config: DecodeConfig  # of which a request may need more sources of drafts
+    costs: HostArray | None  # of steps; see `Inputs.costs`
+    tokenizer: Tokenizer | None
+    learned: Learned | None  # the costs of steps, where calls are to learn them
+    programs: Programs | None  # to run instead of compiling
+
+
 @dataclasses.dataclass(frozen=True)
 class DecodeRequest:
     """B sequences to decode: inputs of the device, and those with which the host makes the result."""
@@ -45,8 +55,8 @@ class DecodeRequest:
     stop: tuple[tuple[str, ...], ...]  # [B], the stop strings of each sequence
     with_statistics: bool
     keep_state: bool = False
-    learned: Learned | None = None  # the costs of steps, where calls are to learn them
-    programs: Programs | None = None  # to run instead of compiling
+    learned: Learned | None = None  # of `Setup`
+    programs: Programs | None = None  # of `Setup`
 
 
 @keywords(Options)
@@ -71,24 +81,62 @@ def make(params: Params, prompt: Prompts, options: Options, batch_size: int | No
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
+    setup = resolve(params, options, prompts_lib.count(prompt) if batch_size is None else batch_size)
+    vocab_size = setup.config.decoder.vocab_size
+    ids = prompts_lib.read(prompt, setup.tokenizer, vocab_size, options.attention_mask, options.parse_special)
+    return fill(params, setup, ids, options)
+
+
+@mesh_lib.without_ambient_mesh()
+def resolve(params: Params, options: Options, batch_size: int) -> Setup:
+    """Returns what the parameters and the options decide for calls with B prompts.
+
+    Of the options it reads those that say which model runs where, with which setting, and what is recorded.
+
+    Raises:
+      TypeError, ValueError: as `make` does.
+    """
     attached.log_unseen()
-    if options.tokenizer is None:
-        options = dataclasses.replace(options, tokenizer=text.tokenizer_of(params))
+    tokenizer = text.tokenizer_of(params) if options.tokenizer is None else options.tokenizer
     decoder, mesh = placement.check(params, options.decoder, options.mesh, options.kv_dtype)
-    vocab_size = decoder.vocab_size
-    if options.tokenizer is not None:
-        text.token_bytes(options.tokenizer)
+    if tokenizer is not None:
+        text.token_bytes(tokenizer)
     _check_flags(options, "parse_special", "learn", "logprobs", "with_statistics", "keep_state")
     _check_top_logprobs(options)
-    prompts = prompts_lib.read(prompt, options.tokenizer, vocab_size, options.attention_mask, options.parse_special)
+    placement.check_batch(batch_size, mesh)
+    device = mesh_lib.device_of(params, mesh)
+    chunks = CHUNKS_ON_CPU if device.platform == "cpu" else CHUNKS
+    lookahead, so_far = lookahead_lib.choose(options, params, decoder, batch_size, mesh, chunks)
+    return Setup(
+        config=DecodeConfig(
+            decoder=decoder,
+            lookahead=dataclasses.replace(lookahead, relative_step_time=None),
+            logprobs=options.logprobs,
+            top_logprobs=options.top_logprobs,
+            chunks=chunks,
+            mesh=mesh,
+        ),
+        costs=adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn),
+        tokenizer=tokenizer,
+        learned=so_far if options.learn else None,
+        programs=None if options.programs is None else programs.find(options.programs, device),
+    )
+
+
+@mesh_lib.without_ambient_mesh()
+def fill(params: Params, setup: Setup, prompts: list[np.ndarray], options: Options) -> DecodeRequest:
+    """Makes a request from the token ids of prompts and the other arguments of `resolve`, whose result is `setup`.
+
+    Raises:
+      TypeError, ValueError: as `make` does.
+    """
+    options = dataclasses.replace(options, tokenizer=setup.tokenizer)
+    decoder, lookahead = setup.config.decoder, setup.config.lookahead
+    number, vocab_size = len(prompts), decoder.vocab_size
     room = Room(decoder.max_positions, f"the model reads at most {decoder.max_positions} positions")
     limits, minimums = prompts_lib.limits(prompts, options.max_new_tokens, options.min_new_tokens, room)
     for ids, limit, minimum in zip(prompts, limits, minimums, strict=True):
         prompts_lib.check_room(len(ids), limit, minimum, room)
-    number = len(prompts)
-    placement.check_batch(number if batch_size is None else batch_size, mesh)
-    chunks = CHUNKS_ON_CPU if mesh_lib.device_of(params, mesh).platform == "cpu" else CHUNKS
-    lookahead, so_far = lookahead_lib.choose(options, params, decoder, number, mesh, chunks)
     rules = _check_rules(options, decoder, limits, minimums)
     if rules.tables is not None:
         _check_tags(rules.tables, rules.stop)
@@ -101,7 +149,6 @@ def make(params: Params, prompt: Prompts, options: Options, batch_size: int | No
     if state is not None:
         capacity = max(capacity, state.tokens.shape[1])
     tokens, lengths = prompts_lib.pad(prompts, capacity)
-    costs: HostArray = adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn)
     strings = stop_strings.build(options.tokenizer, vocab_size, rules.stop) if any(rules.stop) else None
     inputs = Inputs(
         prompts=tokens,
@@ -109,7 +156,7 @@ def make(params: Params, prompt: Prompts, options: Options, batch_size: int | No
         stopping=dataclasses.replace(rules.stopping, strings=strings),
         key=rules.key,
         sampling=rules.sampling,
-        costs=costs,
+        costs=setup.costs,
         cache=None if state is None else earlier.reuse(state, prompts, params, decoder, capacity),
         sources=known.sources | corpus_lib.of_prompts(prompts, capacity, lookahead),
         shared=known.shared,
@@ -117,23 +164,14 @@ def make(params: Params, prompt: Prompts, options: Options, batch_size: int | No
     )
     return DecodeRequest(
         inputs=mesh_lib.with_auto_axes(inputs),  # a key may be on a mesh of the caller's
-        config=DecodeConfig(
-            decoder=decoder,
-            lookahead=dataclasses.replace(lookahead, relative_step_time=None),
-            logprobs=options.logprobs,
-            top_logprobs=options.top_logprobs,
-            chunks=chunks,
-            mesh=mesh,
-        ),
-        tokenizer=options.tokenizer,
+        config=dataclasses.replace(setup.config, lookahead=lookahead),
+        tokenizer=setup.tokenizer,
         tables=rules.tables,
         stop=rules.stop,
         with_statistics=options.with_statistics,
         keep_state=options.keep_state,
-        learned=so_far if options.learn else None,
-        programs=None
-        if options.programs is None
-        else programs.find(options.programs, mesh_lib.device_of(params, mesh)),
+        learned=setup.learned,
+        programs=setup.programs,
     )
 
 

@@ -16,8 +16,9 @@ from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.engine import engine as engine_lib
 from jlade.engine.engine import Engine
 from jlade.errors import check_int
-from jlade.generation import earlier, programs, prompts, request, stop_strings, text
+from jlade.generation import earlier, programs, request, stop_strings, text
 from jlade.generation.options import Options, unknown
+from jlade.generation.prompts import NO_PROMPT
 from jlade.generation.text import Tokenizer
 from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.inspection import model as model_lib
@@ -69,7 +70,9 @@ def compile(
     with jax.default_device(target if found.is_attached else None):
         if not found.is_attached and given.get("lookahead", "auto") == "auto":
             given["lookahead"] = choice.estimated(params, batch_size, None, target)
-        asked = request.make(params, prompts.made_up(batch_size), Options(**given))
+        of_call = Options(**given)
+        setup = request.resolve(params, of_call, batch_size)
+        asked = request.fill(params, setup, [NO_PROMPT] * batch_size, of_call)
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
 
@@ -136,7 +139,7 @@ class _Found(NamedTuple):
 
 def _check(users: str, options: dict[str, Any], accepted: set[str], output: str | os.PathLike[str]) -> None:
     """Raises an error for an option that is not accepted, or an output that exists."""
-    accepted = accepted - {"decoder", "mesh", "programs"}
+    accepted = accepted - {"attention_mask", "decoder", "mesh", "programs"}
     for name in options.keys() - accepted:
         raise unknown(name, f"an option of {users} that are compiled ahead", accepted)
     if os.path.lexists(output):

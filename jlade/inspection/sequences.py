@@ -116,7 +116,7 @@ def steps(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> A
 def _config(programs: ModelPrograms, lookahead: LookaheadConfig) -> DecodeConfig:
     """Returns the settings of an engine, which records log-probabilities for the requests that ask for them."""
     decoder = programs.decoder
-    paged = pool.has_pages(programs.params, decoder) and pool.reads_in_place(decoder, programs.device)
+    paged = pool.is_paged(programs.params, decoder, programs.device, None)
     return dataclasses.replace(programs.config(lookahead), logprobs=True, paged=paged)
 
 
