@@ -14,10 +14,10 @@ import numpy as np
 
 from jlade.constraints.tokens import Table
 from jlade.decoding import ahead
-from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
-from jlade.engine import copies, rows, scoring, width
+from jlade.decoding.state import DecodeConfig, Prefix
+from jlade.engine import copies, rows, scoring
 from jlade.engine.pool import Pool
-from jlade.engine.rows import Controls, Row
+from jlade.engine.rows import Controls, EngineState, Row
 from jlade.engine.width import Width
 from jlade.generation import programs as programs_lib
 from jlade.generation.programs import Facts
@@ -75,7 +75,7 @@ class Programs:
         self._controls: dict[Kind, list[Controls]] = {"steps": self._kinds, "reading": reading, "rest": rest}
         self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Steps | Others] = set()  # by requests
-        self._states: dict[int, DecodeState] = {}  # shapes, by the number of rows
+        self._states: dict[int, EngineState] = {}  # shapes, by the number of rows
 
     def facts(self, shared: dict[str, Any]) -> Facts:
         """Returns the facts that decide the programs, those that people name first; `shared` is of all rows."""
@@ -167,28 +167,28 @@ class Programs:
         state, config, capacity = self._state(part.num_rows), self._config, self._size.capacity
         match part:
             case Steps(num_rows, controls, "rest"):
-                rows.rest(self._params, self._pool.attach_to(state, {}), self._config, controls, 1, 0)
+                rows.rest(self._params, self._pool.attach_to(state.whole(), {}), config, controls, 1, 0)
             case Steps(num_rows, controls, kind):
                 until: HostArray | None = np.zeros(num_rows, np.int32) if kind == "reading" else None
-                state = self._pool.attach_to(self._widths[num_rows].put(state), {})
-                after = rows.run(self._params, state, self._config, controls, 1, 0, until)
+                before = self._widths[num_rows].put(self._pool.attach_to(state.whole(), {}))
+                after = self._pool.detach_from(rows.run(self._params, before, config, controls, 1, 0, until))
                 # On several devices another program than for arrays that were placed by `_insert` itself.
-                rows.insert(width.bare(self._pool.detach_from(after)), self._prefix, self._row, 0, config)
+                rows.insert(state.after(after), self._prefix, self._row, 0, config)
             case Others(_, "scores"):
                 cache = self._pool.attach(self._prefix.cache, {})
                 scoring.of_chunk(self._params, cache, self._row.inputs.prompts, config=self._config)
             case Others(num_rows, _):
                 for size in copies.sizes(capacity):
-                    kept = copies.keep(self._params, copies.prefix_of(state, config), 0, size, config)
+                    kept = copies.keep(self._params, copies.prefix_of(state.rows, config), 0, size, config)
                     if num_rows == self._sizes[0]:
                         copies.keep(self._params, self._prefix, 0, size, config)
                         copies.restore(self._params, kept, 0, config, capacity)
 
-    def empty(self, params: Params, row: Row) -> DecodeState:
+    def empty(self, params: Params, row: Row) -> EngineState:
         """Returns the state of as few rows as there may be, without requests."""
         size = self._size
         state = rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
-        return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, shared=row.inputs.shared))
+        return dataclasses.replace(state, shared=row.inputs.shared)
 
     @functools.cached_property
     def _table(self) -> Table:
@@ -205,7 +205,7 @@ class Programs:
         pool.compile()
         return dataclasses.replace(prefix, cache=pool.detach(prefix.cache))
 
-    def _state(self, num_rows: int) -> DecodeState:
+    def _state(self, num_rows: int) -> EngineState:
         """Returns the shapes of the state of so many rows. The programs that lead there and back are compiled."""
         if num_rows not in self._states:
             place, config = self._sizes.index(num_rows), self._config
@@ -218,7 +218,7 @@ class Programs:
             state = rows.insert(state, self._prefix, self._row, 0, config)
             if self._size.grammar:
                 state = rows.put_table(state, self._table, 0, config)
-            rows.take(state, 0)
+            rows.take(state.rows, 0)
             self._states[num_rows] = rows.end(state, set())
             if self._pool.is_used:
                 rows.put_in(state, rows.take_out(state, 0, config), 0, config)

@@ -171,20 +171,44 @@ def _predicted(inputs: Inputs, size: int) -> Reading:
     return dataclasses.replace(given, text=text)
 
 
+@flax.struct.dataclass
+class EngineState:
+    """The state of an engine between rounds, which add the pages, and the costs and the pace of their steps.
+
+    Attributes:
+      rows: what belongs to their requests. Its inputs have no constraint, and nothing that all rows share.
+      tables: of the grammars of the rows; None for rows without.
+      shared: `Inputs.shared` of all rows.
+    """
+
+    rows: DecodeState
+    tables: RowTables | None
+    shared: dict[str, Any]
+
+    def whole(self) -> DecodeState:
+        """Returns the state of which steps are made."""
+        inputs = dataclasses.replace(self.rows.inputs, constraint=self.tables, shared=self.shared)
+        return dataclasses.replace(self.rows, inputs=inputs)
+
+    def after(self, state: DecodeState) -> Self:
+        """Returns the state after a round, given the result of its steps without pages."""
+        return dataclasses.replace(self, rows=dataclasses.replace(state, inputs=self.rows.inputs, pace=None))
+
+
 @ahead.jit(static_argnames=("config", "num_rows", "grammar"))
-def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, grammar: int) -> DecodeState:
+def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, grammar: int) -> EngineState:
     """Returns the state of rows without requests, with the shapes of `row`, and tables of `grammar` entries or none.
 
-    It lacks what all rows share.
+    It lacks what all rows share, as a program copies each argument that it returns.
     """
     inputs = row.repeated(num_rows)
     if grammar:
         tables = RowTables.empty(num_rows, grammar, config.decoder.vocab_size)
         inputs = dataclasses.replace(inputs, constraint=tables)
     state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
-    # Without what all rows share, as a program copies each argument that it returns.
-    inputs = dataclasses.replace(state.inputs, shared={})
-    return dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool), counts=None)
+    inputs = dataclasses.replace(state.inputs, constraint=None, shared={})
+    rows = dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool), counts=None)
+    return EngineState(rows, state.inputs.constraint, shared={})  # type: ignore[arg-type]  # its tables
 
 
 @ahead.jit(static_argnames=("config", "capacity"))
@@ -228,13 +252,14 @@ def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, confi
     return prefill.prefill(params, dataclasses.replace(inputs, cache=prefix.cache, sources=prefix.sources), config)
 
 
-def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> DecodeState:
+def insert(state: EngineState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> EngineState:
     """Puts a request into a row with what has been read of its prompt, at most all tokens but the last.
 
     What is large in the state is written in place.
     """
-    rest = dataclasses.replace(_of_requests(state), memory=None)  # type: ignore[arg-type]  # an argument of its own
-    return _with_others(_insert(rest, state.memory, prefix, row, np.int32(index), config=config), state)
+    rest = dataclasses.replace(state.rows, memory=None)  # type: ignore[arg-type]  # an argument of its own
+    rows = _insert(rest, state.rows.memory, prefix, row, np.int32(index), config=config)
+    return dataclasses.replace(state, rows=rows)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
@@ -250,9 +275,9 @@ def _insert(
     return written
 
 
-def take_out(state: DecodeState, index: int, config: DecodeConfig) -> DecodeState:
+def take_out(state: EngineState, index: int, config: DecodeConfig) -> DecodeState:
     """Returns the state [1, ...] of a row in NumPy, without its pages and the table of its grammar; see `put_in`."""
-    return mesh_lib.fetch(_take_out(_of_requests(state), np.int32(index), config=config))
+    return mesh_lib.fetch(_take_out(state.rows, np.int32(index), config=config))
 
 
 @ahead.jit(static_argnames="config")
@@ -267,10 +292,11 @@ def _take_out(state: DecodeState, index: jax.Array, *, config: DecodeConfig) -> 
     return taken
 
 
-def put_in(state: DecodeState, taken: DecodeState, index: int, config: DecodeConfig) -> DecodeState:
+def put_in(state: EngineState, taken: DecodeState, index: int, config: DecodeConfig) -> EngineState:
     """Puts what `take_out` has returned into a row, which has the table of its grammar. It is written in place."""
-    rest = dataclasses.replace(_of_requests(state), memory=None)  # type: ignore[arg-type]
-    return _with_others(_put_in(rest, state.memory, taken, np.int32(index), config=config), state)
+    rest = dataclasses.replace(state.rows, memory=None)  # type: ignore[arg-type]
+    rows = _put_in(rest, state.rows.memory, taken, np.int32(index), config=config)
+    return dataclasses.replace(state, rows=rows)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
@@ -290,24 +316,12 @@ def _put_in(
     return written
 
 
-def _of_requests(state: DecodeState) -> DecodeState:
-    """Returns a state without the tables of its rows and what all rows share, which stay where they are."""
-    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None, shared={}))
-
-
-def _with_others(after: DecodeState, state: DecodeState) -> DecodeState:
-    """Returns a state with what `_of_requests` has left out of another."""
-    inputs = dataclasses.replace(after.inputs, constraint=state.inputs.constraint, shared=state.inputs.shared)
-    return dataclasses.replace(after, inputs=inputs)
-
-
-def put_table(state: DecodeState, table: Table, index: int, config: DecodeConfig) -> DecodeState:
+def put_table(state: EngineState, table: Table, index: int, config: DecodeConfig) -> EngineState:
     """Gives the request that was inserted into a row the table of its grammar, which is written in place."""
-    inputs, tables = state.inputs, state.inputs.constraint
-    assert isinstance(tables, RowTables)
-    row = tables.of_row(table)
-    tables, states = _put_table(tables, state.constraint_state, row, np.int32(index), config=config)
-    return dataclasses.replace(state, inputs=dataclasses.replace(inputs, constraint=tables), constraint_state=states)
+    assert state.tables is not None
+    row = state.tables.of_row(table)
+    tables, states = _put_table(state.tables, state.rows.constraint_state, row, np.int32(index), config=config)
+    return dataclasses.replace(state, rows=dataclasses.replace(state.rows, constraint_state=states), tables=tables)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="tables")
@@ -359,25 +373,38 @@ def run(
     until: HostArray | None = None,
 ) -> DecodeState:
     """Makes steps with the program for `controls`, or with that in which rows read; see `run_steps`."""
-    inputs, counts, logprobs = state.inputs, None, state.info.logprobs
-    constraint_state = state.constraint_state
+    if controls is not Controls.LOGPROBS:
+        config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
+    view = _view(state, controls, config.decoder.vocab_size)
+    after = loop.run_steps(params, view, config, max_steps, stop_at, until)
+    info = dataclasses.replace(after.info, logprobs=state.info.logprobs)
+    return dataclasses.replace(
+        after,
+        inputs=state.inputs,
+        counts=None,
+        constraint_state=after.constraint_state if controls >= Controls.GRAMMAR else state.constraint_state,
+        info=after.info if controls is Controls.LOGPROBS else info,
+    )
+
+
+def _view(state: DecodeState, controls: Controls, vocab_size: int) -> DecodeState:
+    """Returns the part of the state that the program for `controls` has, and the counts of tokens if it needs them."""
+    inputs, counts = state.inputs, None
     if controls < Controls.GRAMMAR:
-        without = dataclasses.replace(inputs, constraint=None)
-        state = dataclasses.replace(state, inputs=without, constraint_state=None)
-    if controls >= Controls.ALL:
-        # Other programs do not count.
-        counts = _count(state.tokens, inputs.lengths, state.num_tokens, config.decoder.vocab_size)
-    else:
+        inputs = dataclasses.replace(inputs, constraint=None)
+    if controls < Controls.ALL:
         used = Sampling(temperature=inputs.sampling.temperature if controls >= Controls.SAMPLED else None)
         stopping = dataclasses.replace(inputs.stopping, min_new_tokens=None)
-        state = dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, sampling=used, stopping=stopping))
-    if controls is not Controls.LOGPROBS:
-        state = dataclasses.replace(state, info=dataclasses.replace(state.info, logprobs=None))
-        config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
-    after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at, until)
-    info = after.info if controls is Controls.LOGPROBS else dataclasses.replace(after.info, logprobs=logprobs)
-    constraint_state = constraint_state if controls < Controls.GRAMMAR else after.constraint_state
-    return dataclasses.replace(after, inputs=inputs, constraint_state=constraint_state, counts=None, info=info)
+        inputs = dataclasses.replace(inputs, sampling=used, stopping=stopping)
+    else:
+        counts = _count(state.tokens, inputs.lengths, state.num_tokens, vocab_size)
+    return dataclasses.replace(
+        state,
+        inputs=inputs,
+        counts=counts,
+        constraint_state=state.constraint_state if controls >= Controls.GRAMMAR else None,
+        info=state.info if controls is Controls.LOGPROBS else dataclasses.replace(state.info, logprobs=None),
+    )
 
 
 def rest(
@@ -445,10 +472,11 @@ def _take(arrays: Any, index: jax.Array) -> Any:
     return jax.tree.map(lambda rows: jax.lax.dynamic_slice_in_dim(rows, index, 1), arrays)
 
 
-def end(state: DecodeState, indices: set[int]) -> DecodeState:
+def end(state: EngineState, indices: set[int]) -> EngineState:
     """Ends the texts of the rows with these indices."""
-    ended = np.isin(np.arange(len(state.done)), list(indices))
-    return dataclasses.replace(state, done=_or(state.done, ended))
+    done = state.rows.done
+    ended = np.isin(np.arange(len(done)), list(indices))
+    return dataclasses.replace(state, rows=dataclasses.replace(state.rows, done=_or(done, ended)))
 
 
 @ahead.jit()
@@ -456,7 +484,7 @@ def _or(done: jax.Array, ended: jax.Array) -> jax.Array:
     return done | ended
 
 
-def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> DecodeState:
+def resize(state: EngineState, places: Sequence[int], config: DecodeConfig) -> EngineState:
     """Returns a state of other rows, and frees the memory of the given one.
 
     Both caches are never there as a whole: each layer is copied and freed before the next one.
@@ -474,11 +502,10 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
             layer.delete()
         return copied
 
-    cache, shared = state.cache, state.inputs.shared
-    rest = dataclasses.replace(state.with_cache(None), inputs=dataclasses.replace(state.inputs, shared={}))
-    rest = _copy_rest(rest, chosen, config=config)
+    cache = state.rows.cache
+    rows, tables = _copy_rest(state.rows.with_cache(None), state.tables, chosen, config=config)
     cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.cache_specs(config.decoder), cache))
-    return dataclasses.replace(rest.with_cache(cache), inputs=dataclasses.replace(rest.inputs, shared=shared))
+    return dataclasses.replace(state, rows=rows.with_cache(cache), tables=tables)
 
 
 @ahead.jit(static_argnames=("spec", "mesh"))
@@ -489,11 +516,14 @@ def _copy_rows(rows: jax.Array, places: jax.Array, *, spec: PartitionSpec, mesh:
 
 
 @ahead.jit(static_argnames="config")
-def _copy_rest(rest: DecodeState, places: jax.Array, *, config: DecodeConfig) -> DecodeState:
+def _copy_rest(
+    rest: DecodeState, tables: RowTables | None, places: jax.Array, *, config: DecodeConfig
+) -> tuple[DecodeState, RowTables | None]:
     def copy(spec: PartitionSpec, rows: jax.Array) -> jax.Array:
         is_of_rows = len(spec) and spec[0] == DATA
         return _copy_rows(rows, places, spec=spec, mesh=config.mesh) if is_of_rows else rows
 
-    specs = sharding.state_specs(rest.inputs, config).with_cache(None)
-    copied: DecodeState = jax.tree.map(copy, jax.tree.broadcast(specs, rest), rest)
-    return dataclasses.replace(copied, done=copied.done | (places < 0))
+    arrays = rest, tables
+    specs = sharding.state_specs(rest.inputs, config).with_cache(None), sharding.constraint_specs(tables)
+    copied, copied_tables = jax.tree.map(copy, jax.tree.broadcast(specs, arrays), arrays)
+    return dataclasses.replace(copied, done=copied.done | (places < 0)), copied_tables

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jlade.decoding.state import DecodeConfig, DecodeState
+from jlade.decoding.state import DecodeConfig
 from jlade.engine import rows
 from jlade.engine.job import Job
 from jlade.engine.pool import Pool
 from jlade.engine.programs import Kind, Programs, Steps
 from jlade.engine.reading import PromptReading
-from jlade.engine.rows import Controls
+from jlade.engine.rows import Controls, EngineState
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
 from jlade.models.base import Params
@@ -49,8 +49,8 @@ class Running:
         self._pool.clear()
         self.jobs: dict[int, Job] = {}
         self.readings: dict[Job, PromptReading] = {}
-        self.state: DecodeState | None = None
-        self._stepped: DecodeState | None = None  # the state after the last steps, if no row read in them
+        self.state: EngineState | None = None
+        self._stepped: EngineState | None = None  # the state after the last steps, if no row read in them
         self._num_steps: HostArray = np.zeros(0, np.int32)  # of its rows
 
     @property
@@ -133,12 +133,12 @@ class Running:
         taken = collections.Counter(row // each for row in self.jobs)
         return [group for group in range(number) if taken[group] < each]
 
-    def _free_row(self, job: Job) -> tuple[DecodeState, int]:
+    def _free_row(self, job: Job) -> tuple[EngineState, int]:
         """Returns the state with a free row for a request, in its group of devices, and its place."""
         if self.state is None:
             self.state = self._programs.empty(self._params, job.row)
         state = self._resize(self._programs.get(self._number(1), self._controls(job)))
-        each = len(state.done) // self._pool.num_groups
+        each = len(state.rows.done) // self._pool.num_groups
         of_group = range(job.group * each, (job.group + 1) * each)
         return state, next(row for row in of_group if row not in self.jobs)
 
@@ -166,21 +166,22 @@ class Running:
         steps = programs.find(self._number(another), controls, kind) or programs.get(self._number(), controls, kind)
         state = self._resize(steps)
         goes_on = state is self._stepped and kind == "steps"
-        width, begin, stop_at = self._widths[len(state.done)], time.perf_counter(), len(self.jobs) - 1
-        to_rest = programs.to_rest(len(state.done), controls) if goes_on and not another and width.rests else None
-        held, config = {row: job.pages for row, job in self.jobs.items()}, self._config
+        num_rows, begin, stop_at = len(state.rows.done), time.perf_counter(), len(self.jobs) - 1
+        width, config = self._widths[num_rows], self._config
+        to_rest = programs.to_rest(num_rows, controls) if goes_on and not another and width.rests else None
+        before = self._pool.attach_to(state.whole(), {row: job.pages for row, job in self.jobs.items()})
         if to_rest is None:
-            until = self._until(len(state.done)) if kind == "reading" else None
-            state = self._pool.attach_to(width.put(state), held)
-            state = rows.run(self._params, state, config, steps.controls, max_steps, stop_at, until)
-            state = width.take(self._pool.detach_from(state))
+            until = self._until(num_rows) if kind == "reading" else None
+            before = width.put(before)
+            after = rows.run(self._params, before, config, steps.controls, max_steps, stop_at, until)
         else:
             max_steps = min(MORE * max_steps, width.rests)
-            state = self._pool.attach_to(state, held)
-            state = rows.rest(self._params, state, config, to_rest.controls, max_steps, stop_at)
-            state = self._pool.detach_from(state)
-        self.state, self._stepped = state, state if kind == "steps" else None
-        shown = rows.show(self.state, any(job.logprobs for job in self.jobs.values()))
+            after = rows.rest(self._params, before, config, to_rest.controls, max_steps, stop_at)
+        self.state = state.after(self._pool.detach_from(after))
+        self._stepped = self.state if kind == "steps" else None
+        if to_rest is None:
+            width.keep(after.pace)
+        shown = rows.show(self.state.rows, any(job.logprobs for job in self.jobs.values()))
         if to_rest is not None:
             width.rest(int(np.max(shown.num_steps - self._num_steps)))
         self._num_steps = shown.num_steps
@@ -207,13 +208,13 @@ class Running:
         """Returns the controls that the requests and others need."""
         return max(job.controls for job in (*self.jobs.values(), *others))
 
-    def _resize(self, steps: Steps) -> DecodeState:
+    def _resize(self, steps: Steps) -> EngineState:
         """Gives the state as many rows as the steps have, and returns it."""
         state, sizes = self.state, sorted(self._widths)
         assert state is not None
         wanted = sizes.index(steps.num_rows)
         # It moves through neighbouring sizes, so that there are few programs.
-        while (place := sizes.index(len(state.done))) != wanted:
+        while (place := sizes.index(len(state.rows.done))) != wanted:
             size = sizes[place + 1 if place < wanted else place - 1]
             state = rows.resize(state, [*self.jobs, *[-1] * (size - len(self.jobs))], self._config)
             self.jobs = dict(enumerate(self.jobs.values()))

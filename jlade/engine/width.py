@@ -15,6 +15,7 @@ from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation.request import Setup
 from jlade.lookahead import adaptive
+from jlade.lookahead.adaptive import Pace
 from jlade.mesh import DATA
 from jlade.models.base import Params
 
@@ -81,11 +82,6 @@ def learned_widths(params: Params, config: DecodeConfig, sizes: Sequence[int]) -
     return {size: Width(each.costs() if each else same, each) for size, each in known.items()}
 
 
-def bare(state: DecodeState) -> DecodeState:
-    """Returns the state without costs and pace."""
-    return dataclasses.replace(state, pace=None, inputs=dataclasses.replace(state.inputs, costs=None))
-
-
 class Width:
     """The costs and the pace of the steps of states of one size. The rows are kept without them.
 
@@ -128,13 +124,12 @@ class Width:
         inputs = dataclasses.replace(state.inputs, costs=self.costs)
         return dataclasses.replace(state, pace=self._pace, inputs=inputs)
 
-    def take(self, state: DecodeState) -> DecodeState:
-        """Keeps the pace of a state after steps, and returns the state without it."""
-        self._before, self._pace = self._pace, mesh_lib.fetch(state.pace)
-        return bare(state)
+    def keep(self, pace: Pace | None) -> None:
+        """Keeps the pace after the steps of a round."""
+        self._before, self._pace = self._pace, mesh_lib.fetch(pace)
 
     def learn(self, context: int, seconds: float) -> None:
-        """Learns from the round that `take` ended, by the tokens of its longest row and its time."""
+        """Learns from the round that `keep` ended, by the tokens of its longest row and its time."""
         if self._learned is None or self._before is None or self._pace is None:
             return
         num_steps = self._pace.num_steps - self._before.num_steps

@@ -280,14 +280,14 @@ class Worker:
             try:
                 piece = job.read(shown.row(index))
                 if piece.generation is not None and job.with_statistics:
-                    statistics = results.statistics(rows.take(state, index), self._config.lookahead)
+                    statistics = results.statistics(rows.take(state.rows, index), self._config.lookahead)
                     generation = dataclasses.replace(piece.generation, statistics=statistics)
                     piece = dataclasses.replace(piece, generation=generation)
                 job.request._add(piece)
                 # Texts of a list are seldom continued. An error from here on changes no result.
                 out = piece.generation
                 if out is not None and out.finish_reason[0] not in results.FAILURES and not job.of_list:
-                    self._reader.keep_row(job, state, index, shown.tokens[index, : shown.num_tokens[index]])
+                    self._reader.keep_row(job, state.rows, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)
 
@@ -310,7 +310,7 @@ class Worker:
         reading, state = self._running.readings[job], self._running.state
         assert state is not None
         try:
-            self._reader.advance(reading, num_read, state, index)
+            self._reader.advance(reading, num_read, state.rows, index)
         except Exception as error:
             job.request._end(error)
         if reading.is_done:

@@ -135,7 +135,8 @@ def _state(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> 
 
     def start(params: Any) -> DecodeState:
         pages = Pool(params, config, number, programs.capacity, number * programs.capacity)
-        return pages.attach_to(rows.empty(params, row, config=config, num_rows=number, grammar=rows.GRAMMAR), {})
+        state = rows.empty(params, row, config=config, num_rows=number, grammar=rows.GRAMMAR)
+        return pages.attach_to(state.whole(), {})
 
     return sharding.state_shapes(start, programs.params, config)
 

@@ -546,9 +546,9 @@ def test_a_row_is_written_in_place(shared, monkeypatch):
     insert, places = rows.insert, []
 
     def watched(state, *arguments):
-        before = [layer.unsafe_buffer_pointer() for layer in state.cache.keys]
+        before = [layer.unsafe_buffer_pointer() for layer in state.rows.cache.keys]
         after = insert(state, *arguments)
-        places.append((before, [layer.unsafe_buffer_pointer() for layer in after.cache.keys]))
+        places.append((before, [layer.unsafe_buffer_pointer() for layer in after.rows.cache.keys]))
         return after
 
     monkeypatch.setattr(rows, "insert", watched)

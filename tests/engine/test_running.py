@@ -74,7 +74,7 @@ def test_rows_move_with_all_that_they_hold():
     inputs, config = jlade.prepare(PARAMS, [[1], [2, 3], [4] * 9], lookahead=PAPER, max_new_tokens=5)
     state = jlade.start(jlade.prefill(PARAMS, inputs, config), inputs, config)
     before, cache = host(state), state.cache
-    after = rows.resize(state, [2, -1, 0, -1], config)
+    after = rows.resize(rows.EngineState(state, tables=None, shared={}), [2, -1, 0, -1], config).rows
     np.testing.assert_array_equal(after.done, [False, True, False, True])
     for old, new in zip(before, host(after), strict=True):
         if old.dtype != bool:  # as `done`
