@@ -24,10 +24,9 @@ from .decoding.sampling import Sampling
 from .decoding.sharding import input_specs
 from .decoding.state import DecodeConfig, DecodeState, Inputs, Prefix
 from .decoding.stopping import Stopping, StopStrings
-from .drafts.index import TextIndex
 from .drafts.pool import NGramPool
-from .drafts.prior import PriorTable
-from .drafts.recycled import RecycledLogits
+from .drafts.recycled import PriorTable, RecycledLogits
+from .drafts.suffix import TextIndex
 from .engine.engine import Engine
 from .engine.request import Request
 from .generation.corpus import Corpus

@@ -25,9 +25,9 @@ from jlade.conversion import checkpoint, generation_settings, location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import Sharding
 from jlade.drafts import graded
-from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
-from jlade.drafts.prior import PriorTable
+from jlade.drafts.recycled import PriorTable
+from jlade.drafts.suffix import TextIndex
 from jlade.drafts.tree import NONE
 from jlade.files import written_whole
 from jlade.generation import memory, stop_strings

@@ -29,7 +29,7 @@ from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import choice, estimate, learned
 from jlade.drafts import pool as pool_lib
-from jlade.drafts import prior as prior_tables
+from jlade.drafts import recycled
 from jlade.generation import chat_template, text, tokenizer_files
 from jlade.generation import prior as prior_lib
 from jlade.models import trial
@@ -553,14 +553,13 @@ def _corpus_inputs(directory: pathlib.Path) -> Inputs:
 
 def _read_corpus(directory: pathlib.Path) -> None:
     from jlade.drafts import suffix
-    from jlade.drafts.index import candidates
     from jlade.generation import corpus as corpus_lib
 
     corpus = jlade.load_corpus(directory / "corpus")
     if corpus.largest_token < 13:
         corpus_lib.recycled(corpus, corpus, 1, 13)
     repr(corpus)
-    jax.eval_shape(candidates, corpus.index, jnp.zeros(suffix.LONGEST, jnp.int32))
+    jax.eval_shape(suffix.candidates, corpus.index, jnp.zeros(suffix.LONGEST, jnp.int32))
 
 
 def _write_prior(directory: pathlib.Path) -> None:
@@ -572,7 +571,7 @@ def _write_prior(directory: pathlib.Path) -> None:
 def _read_prior(directory: pathlib.Path) -> None:
     prior = jlade.load_prior(directory / "prior.safetensors")
     repr(prior), prior.largest_token
-    jax.eval_shape(prior_tables.find, prior.table, jnp.zeros((1, 2), jnp.int32))
+    jax.eval_shape(recycled.find_in_prior, prior.table, jnp.zeros((1, 2), jnp.int32))
 
 
 # Settings that jlade keeps.

@@ -8,7 +8,7 @@ their beginning.
 | a tree of drafts in one forward pass, its mask           | SpecInfer, arXiv 2305.09781          | `tree.py`      |
 | a text that the answer is expected to resemble           | predicted outputs of servers         | `prediction.py`|
 | text after earlier occurrences of the last tokens        | SAM decoding, arXiv 2411.10666       | `suffix.py`    |
-| the same in other texts                                  | suffix decoding, arXiv 2411.04975    | `corpus.py`    |
+| the same in other texts                                  | suffix decoding, arXiv 2411.04975    | `suffix.py`    |
 | most probable tokens at the last occurrence of a token   | Token Recycling, arXiv 2408.08696    | `recycled.py`  |
 | the same after the last two tokens                       | GOOSE, arXiv 2604.02047              | `recycled.py`  |
 | runners-up of the current token                          | LogitSpec, arXiv 2507.01449          | `recycled.py`  |

@@ -6,7 +6,7 @@ current token on, in layers: of all tokens after the drafts of one depth, the mo
 
 Each token has a grade of the probability that it had there (`jlade.drafts.graded`), by which its odds are recorded.
 
-A prior of other texts (`jlade.drafts.prior`) has the tokens after what the table does not know.
+A prior, a `PriorTable` of other texts, has the tokens after what the table does not know.
 
 The row that chose the current token also tells of the token after it: its runners-up often come next (LogitSpec, arXiv
 2507.01449). They are drafts even where the table does not know the current token.
@@ -21,10 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.drafts import graded, suffix
-from jlade.drafts import prior as prior_lib
 from jlade.drafts import record as record_lib
 from jlade.drafts.graded import GRADES
-from jlade.drafts.prior import PriorTable
 from jlade.drafts.source import RANKS, Guide, Passage, Setting, Source, Step, Text
 from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
 from jlade.vocabulary import VocabularyShard
@@ -108,6 +106,25 @@ class RecycledLogits:
     last: jax.Array
 
 
+@flax.struct.dataclass
+class PriorTable:
+    """The most probable tokens after pairs of tokens, and after single ones, as the model saw them in other texts.
+
+    It is the floor under recycled logits, which begin each text with an empty table (arXiv 2411.03786 has such tables
+    of bigrams of a model). No step writes to it, and all sequences share it. A pair has one place by its hash; of
+    several pairs the most frequent one has it. Tokens are graded, the K best first, -1 where none are known.
+
+    Attributes:
+      pairs: int32[P, 2], the pairs that have a place; P is a power of two.
+      after_pair: int32[P, K], the tokens after each of them.
+      after_token: int32[V, K], those after each token.
+    """
+
+    pairs: jax.Array
+    after_pair: jax.Array
+    after_token: jax.Array
+
+
 def widths(size: int, depth: int) -> tuple[int, ...]:
     """Returns the numbers of drafts of each depth, up to `depth` of 1 or more, for a tree of `size`."""
     found = [2 * RANKS]  # all that follow the text
@@ -153,7 +170,7 @@ def find(table: RecycledLogits, prior: PriorTable | None, pairs: jax.Array) -> t
     best = jnp.where(is_pair[:, None], table.after_pair[at], after_token)
     kind = jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)
     if prior is not None:
-        of_prior, is_pair_of_prior = prior_lib.find(prior, pairs)
+        of_prior, is_pair_of_prior = find_in_prior(prior, pairs)
         is_of_prior = ~is_pair & (is_pair_of_prior | (best[:, 0] == NONE))
         best = jnp.where(is_of_prior[:, None], of_prior, best)
         kind = jnp.where(is_of_prior & is_pair_of_prior, AFTER_PRIOR_PAIR, kind)
@@ -298,3 +315,21 @@ def _targets(places: jax.Array, order: jax.Array, size: int) -> jax.Array:
     is_later = order[None, :] > order[:, None]
     is_last = (order >= 0) & ~jnp.any((places[:, None] == places[None, :]) & is_later, axis=1)
     return jnp.where(is_last, places, size + jnp.arange(len(places), dtype=jnp.int32))
+
+
+def place_in_prior(pairs: Any, num_places: int) -> Any:
+    """Returns the places [...] uint32 of pairs of tokens [..., 2] int32, of JAX or NumPy."""
+    first, second = pairs[..., 0].astype(np.uint32), pairs[..., 1].astype(np.uint32)
+    mixed = first * np.uint32(0x9E3779B1) ^ second * np.uint32(0x85EBCA77)  # odd constants of xxHash
+    mixed = (mixed ^ mixed >> np.uint32(15)) * np.uint32(0xC2B2AE3D)
+    return (mixed ^ mixed >> np.uint32(13)) & np.uint32(num_places - 1)
+
+
+def find_in_prior(table: PriorTable, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the best tokens, graded [Q, k], after pairs [Q, 2], and whether the table has these [Q].
+
+    Those after the second token take the place of those after an unknown pair.
+    """
+    at = place_in_prior(pairs, len(table.pairs))
+    is_pair = jnp.all(table.pairs[at] == pairs, axis=1) & (pairs[:, 1] != NONE)
+    return jnp.where(is_pair[:, None], table.after_pair[at], table.after_token[jnp.maximum(pairs[:, 1], 0)]), is_pair

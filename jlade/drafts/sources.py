@@ -15,14 +15,13 @@ import numpy as np
 from jlade.drafts import record as record_lib
 from jlade.drafts import tree as tree_lib
 from jlade.drafts.chain import Chain
-from jlade.drafts.corpus import Corpus
 from jlade.drafts.grammar import Grammar
 from jlade.drafts.pool import Pool
 from jlade.drafts.prediction import Prediction
 from jlade.drafts.record import Record
 from jlade.drafts.recycled import Recycled
 from jlade.drafts.source import Passage, Prompt, Setting, Source, State, Step, Text
-from jlade.drafts.suffix import Suffix
+from jlade.drafts.suffix import Corpus, Suffix
 from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 

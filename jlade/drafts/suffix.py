@@ -1,18 +1,18 @@
-"""Suffix matches: the text after earlier occurrences of its last tokens.
+"""Suffix matches: the text after earlier occurrences of its last tokens, in the text itself and in a corpus.
 
 As in SAM decoding (arXiv 2411.10666) the longest match comes first. A comparison of the whole text with its last tokens
-takes the place of a suffix automaton, which has no static shape.
+takes the place of a suffix automaton, which has no static shape. Other texts, and long prompts, have a `TextIndex`.
 """
 
 import dataclasses
 import functools
 from typing import Any, Self
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.drafts.index import TextIndex, candidates
 from jlade.drafts.source import Setting, Source, Text
 from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
@@ -29,6 +29,9 @@ RECENT = 4096  # tokens at the end of a long text that are searched; of those be
 _BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
 _BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
 RATES = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
+RATES_OF_CORPUS = 0.6 * RATES  # assumed
+BLOCK = 64  # places of an index
+FAN = 64  # blocks that are compared at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,49 @@ class Suffix(Source):
         search = find if state is None else functools.partial(find_long, state)
         found = search(text.tokens, text.length, last(text.tokens, text.length), MATCHES)
         return Proposals.of(self.shape, *chains(text.tokens, text.length, *found, self.reach))
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus(Suffix):
+    """The same in other texts, such as earlier texts of the same user (suffix decoding, arXiv 2411.04975).
+
+    All sequences share the index of these texts.
+    """
+
+    about = "the same in other texts"
+
+    @property
+    def rates(self) -> np.ndarray:
+        return RATES_OF_CORPUS
+
+    def propose(self, state: Any, text: Text, rates: jax.Array) -> Proposals:
+        texts: TextIndex = text.shared["corpus"]
+        tokens, last_tokens = texts.tokens, last(text.tokens, text.length)
+        places = candidates(texts, last_tokens)
+        matches = best(places, before(tokens, places, last_tokens), len(tokens), MATCHES)
+        return Proposals.of(self.shape, *chains(tokens, jnp.int32(len(tokens)), *matches, self.reach))
+
+
+@flax.struct.dataclass
+class TextIndex:
+    """An index of texts: their places, sorted by the K tokens before them; arrays of NumPy or of JAX.
+
+    It is a suffix array that reads backwards and K tokens deep. A place near the one where the end of a text belongs
+    matches it longest. The sorted places are divided into blocks, and the first place of a block stands for it in the
+    search. The matches may go on in the blocks beside the one that is found; then the first place of a block is one of
+    them, and the block knows the latest of all of them.
+
+    Attributes:
+      tokens: int32[S], each text followed by -1.
+      order: int32[S / 64, 64], the sorted places in blocks; of equal ones the later one is last.
+      keys: int32[S / 64, K], the tokens before the first place of each block, the last one first.
+      latest: int32[S / 64, K, R], of the places that share 1 to K tokens with that one, the latest R; 0 for none.
+    """
+
+    tokens: jax.Array
+    order: jax.Array
+    keys: jax.Array
+    latest: jax.Array
 
 
 def lengths_of_chains(reach: int) -> list[int]:
@@ -164,3 +210,25 @@ def read(text: jax.Array, length: jax.Array, places: jax.Array, span: int) -> ja
     """Returns the tokens [R, span] from `places` [R] on, `NONE` past the end of the text."""
     at = places[:, None] + jnp.arange(span, dtype=jnp.int32)[None, :]
     return jnp.where(at < length, text.at[at].get(mode="clip"), NONE)
+
+
+def candidates(index: TextIndex, last: jax.Array) -> jax.Array:
+    """Returns places [n] int32 among which the longest matches of the `last` [K] tokens are; some more than once.
+
+    These are the latest of each length: R for a length, or all if there are fewer.
+    """
+    num_blocks = len(index.keys)
+    group = min(FAN, num_blocks)
+    begin = group * _last_not_above(index.keys[::group], last)
+    block = begin + _last_not_above(jax.lax.dynamic_slice_in_dim(index.keys, begin, group), last)
+    beside = jnp.minimum(block + 1, num_blocks - 1)
+    return jnp.concatenate([index.order[block], *(index.latest[each].reshape(-1) for each in (block, beside))])
+
+
+def _last_not_above(keys: jax.Array, last: jax.Array) -> jax.Array:
+    """Returns the index [] int32 of the last of some sorted keys [n, K] that is not above `last` [K]; 0 for none."""
+    differs = keys != last[None, :]
+    first = jnp.argmax(differs, axis=1)
+    at_first = jnp.take_along_axis(keys, first[:, None], axis=1)[:, 0]
+    is_above = jnp.any(differs, axis=1) & (at_first > last[first])
+    return jnp.maximum(jnp.sum(~is_above, dtype=jnp.int32) - 1, 0)

@@ -15,10 +15,9 @@ from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts import graded
 from jlade.drafts import recycled as recycling
-from jlade.drafts.index import BLOCK, TextIndex
 from jlade.drafts.recycled import RecycledLogits
 from jlade.drafts.source import RANKS, State
-from jlade.drafts.suffix import LATEST, LONGEST, RECENT
+from jlade.drafts.suffix import BLOCK, LATEST, LONGEST, RECENT, TextIndex
 from jlade.drafts.tree import NONE
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import SMALLEST_CAPACITY, Prompt

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.drafts import graded
-from jlade.drafts import prior as tables
-from jlade.drafts.prior import PriorTable
+from jlade.drafts.recycled import PriorTable, place_in_prior
 from jlade.drafts.source import RANKS
 from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
@@ -115,7 +114,7 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
     known = np.stack(np.divmod(keys, vocab_size), axis=1).astype(np.int32)
     size = min(MAX_PLACES, max(MIN_PLACES, 1 << (SPARE * len(known) - 1).bit_length()))
     order = np.argsort(counts, kind="stable")  # the most frequent one of a place comes last, and stays
-    at = tables.place(known[order], size)
+    at = place_in_prior(known[order], size)
     places: Any = np.full((size, 2), NONE, np.int32)
     after_pair: Any = np.full((size, RANKS), NONE, np.int32)
     places[at], after_pair[at] = known[order], after[order]

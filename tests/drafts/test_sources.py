@@ -277,7 +277,7 @@ def test_sources_propose_in_their_shapes_and_kinds(lookahead):
 )
 def test_wrong_trees_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        LookaheadConfig.tree(**arguments)
+        LookaheadConfig.tree(**{"size": 9} | arguments)
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -16,7 +16,6 @@ from jlade import LookaheadConfig
 from jlade.costs import choice
 from jlade.drafts import graded, suffix
 from jlade.drafts import recycled as recycling
-from jlade.drafts.index import candidates
 from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
 from tests.texts import assert_same_texts
@@ -30,7 +29,7 @@ SEARCH = jax.jit(functools.partial(suffix.find, number=suffix.MATCHES))
 
 @jax.jit
 def find(index, last):
-    places = candidates(index, last)
+    places = suffix.candidates(index, last)
     return suffix.best(places, suffix.before(index.tokens, places, last), len(index.tokens), suffix.MATCHES)
 
 

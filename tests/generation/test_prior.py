@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.drafts import graded
-from jlade.drafts import prior as tables
+from jlade.drafts import graded, recycled
 from jlade.drafts.source import RANKS
 from jlade.drafts.tree import NONE
 from jlade.generation import prior as prior_lib
@@ -34,7 +33,7 @@ def wrong():
     prior, rng = jlade.prior(PARAMS, TEXTS), np.random.default_rng(0)
     most = {"pairs": 13, "after_pair": 13 * graded.GRADES, "after_token": 13 * graded.GRADES}
     arrays = {name: rng.integers(NONE, end, getattr(prior.table, name).shape, np.int32) for name, end in most.items()}
-    return dataclasses.replace(prior, table=tables.PriorTable(**arrays))
+    return dataclasses.replace(prior, table=recycled.PriorTable(**arrays))
 
 
 def test_it_has_the_mean_probabilities_of_the_model():
@@ -63,7 +62,7 @@ def test_a_pair_is_at_its_place_unless_a_more_frequent_one_is(text):
     best, counts = pairs[:, 1:], collections.Counter(map(tuple, pairs[1:].tolist()))
     table = prior_lib.table_of(pairs, best, np.ones(best.shape, np.float32), 41)
     for pair, count in counts.items():
-        (at,) = tables.place(np.array([pair], np.int32), len(table.pairs))
+        (at,) = recycled.place_in_prior(np.array([pair], np.int32), len(table.pairs))
         kept = tuple(table.pairs[at].tolist())
         assert kept == pair or counts[kept] >= count
         assert table.after_pair[at].tolist() == [graded.of(kept[1], 1.0)] + [NONE] * (RANKS - 1)
@@ -71,8 +70,8 @@ def test_a_pair_is_at_its_place_unless_a_more_frequent_one_is(text):
 
 def test_the_places_are_the_same_on_the_device():
     pairs = np.random.default_rng(0).integers(0, 2**31, (1000, 2), np.int64).astype(np.int32)
-    places = tables.place(pairs, 2**12)
-    np.testing.assert_array_equal(jax.jit(lambda pairs: tables.place(pairs, 2**12))(pairs), places)
+    places = recycled.place_in_prior(pairs, 2**12)
+    np.testing.assert_array_equal(jax.jit(lambda pairs: recycled.place_in_prior(pairs, 2**12))(pairs), places)
     assert len(np.unique(places)) > 800, "they are spread"
 
 
