@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jlade import mesh as mesh_lib
 from jlade.decoding import ahead, sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
-from jlade.engine import pool, rows
+from jlade.engine import pages, rows
 from jlade.mesh import DATA
 from jlade.models.base import KVCache, Params, resize
 
@@ -52,7 +52,7 @@ def _keep(params: Params, prefix: Prefix, index: jax.Array, *, size: int, config
             row = jax.lax.dynamic_slice_in_dim(array, place, 1)
             return row if groups == 1 else jax.lax.psum(jnp.where(is_here, row, jnp.zeros_like(row)), DATA)
 
-        cache = resize(prefix.cache, prefix.cache.length, pool.rest_shapes(params, config, number, size))
+        cache = resize(prefix.cache, prefix.cache.length, pages.rest_shapes(params, config, number, size))
         kept: Prefix = jax.tree.map(copy, Prefix(cache, prefix.sources))
         return kept
 
@@ -70,7 +70,7 @@ def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, cap
 @ahead.jit(static_argnames=("config", "capacity"))
 def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeConfig, capacity: int) -> Prefix:
     def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
-        cache = resize(kept.cache, length[None], pool.rest_shapes(params, config, 1, capacity))
+        cache = resize(kept.cache, length[None], pages.rest_shapes(params, config, 1, capacity))
         if isinstance(cache, KVCache):  # tokens past the length may have left NaN, and 0 * NaN is NaN
             cache = dataclasses.replace(cache, **jax.tree.map(functools.partial(_clear, length=length), cache.arrays))
         copy: Prefix = jax.tree.map(jnp.copy, Prefix(cache, kept.sources))  # programs that read take over its buffers

@@ -17,10 +17,9 @@ from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.constraints.grammar import Grammar
 from jlade.decoding import ahead, sharding
-from jlade.engine import pool as pool_lib
-from jlade.engine import reading, remembered_file, rows, width
+from jlade.engine import pages, reading, remembered, rows, width
 from jlade.engine.job import Job
-from jlade.engine.pool import Pool
+from jlade.engine.pages import PagePool
 from jlade.engine.programs import Programs
 from jlade.engine.reading import PromptReader
 from jlade.engine.remembered import RECALLED, Compartment, Remembered
@@ -184,9 +183,9 @@ class Engine:
         config = dataclasses.replace(
             setup.config,
             lookahead=lookahead_lib.with_sources(setting, *sources),
-            paged=pool_lib.is_paged(params, model, device, cache_tokens),
+            paged=pages.is_paged(params, model, device, cache_tokens),
         )
-        num_tokens = pool_lib.check_tokens(cache_tokens, max_sequences, capacity, config)
+        num_tokens = pages.check_tokens(cache_tokens, max_sequences, capacity, config)
         predicts, beside = "prediction" in setting.sources, reading.may_read_beside(config, device)
 
         self.max_sequences: int = max_sequences
@@ -206,7 +205,7 @@ class Engine:
 
         params = sharding.put_params(params, mesh)
         shapes, pool = (
-            Pool(each, config, max_sequences, capacity, num_tokens) for each in (ahead.shapes(params), params)
+            PagePool(arrays, config, max_sequences, capacity, num_tokens) for arrays in (ahead.shapes(params), params)
         )
         self._programs = Programs(params, config, widths, self._size, shapes, beside)
         self._answered: Context = contextlib.nullcontext
@@ -380,7 +379,7 @@ class Engine:
         Raises:
           OSError: names the file.
         """
-        remembered_file.save(self.remembered, path, self._vocabulary)
+        self.remembered.save(path, self._vocabulary)
 
     def load_remembered(self, path: str | os.PathLike[str]) -> None:
         """Adds the texts of a file that `save_remembered` wrote, as many of the last ones as `remember` holds.
@@ -388,11 +387,11 @@ class Engine:
         Raises:
           ValueError: names the file, which is missing, broken, or of another version or tokenizer.
         """
-        remembered_file.load(self.remembered, path, self._vocabulary, self._config.decoder.vocab_size)
+        self.remembered.load(path, self._vocabulary, self._config.decoder.vocab_size)
 
     @functools.cached_property
     def _vocabulary(self) -> str:
-        return remembered_file.identity(self._tokenizer, self._config.decoder.vocab_size)
+        return remembered.identity(self._tokenizer, self._config.decoder.vocab_size)
 
     @property
     def is_alive(self) -> bool:

@@ -9,6 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from jlade.generation.prompts import num_shared
+
 T = TypeVar("T")
 
 
@@ -105,10 +107,3 @@ class Prefixes(Generic[T]):
 
     def _head(self, tokens: np.ndarray) -> bytes:
         return tokens[: self._least].astype(np.int32).tobytes()
-
-
-def num_shared(tokens: np.ndarray, others: np.ndarray) -> int:
-    """Returns the number of tokens with which both of two texts begin."""
-    size = min(len(tokens), len(others))
-    differs = np.flatnonzero(tokens[:size] != others[:size])
-    return int(differs[0]) if len(differs) else size

@@ -16,7 +16,7 @@ from jlade.constraints.tokens import Table
 from jlade.decoding import ahead
 from jlade.decoding.state import DecodeConfig, Prefix
 from jlade.engine import copies, rows, scoring
-from jlade.engine.pool import Pool
+from jlade.engine.pages import PagePool
 from jlade.engine.rows import Controls, EngineState, Row
 from jlade.engine.width import Width
 from jlade.generation import programs as programs_lib
@@ -61,7 +61,7 @@ class Programs:
         config: DecodeConfig,
         widths: Mapping[int, Width],
         size: rows.Size,
-        pool: Pool,
+        pool: PagePool,
         beside: bool,
     ):
         self._pool = pool

@@ -15,12 +15,13 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
-from jlade.engine import copies, prefixes, rows, scoring
+from jlade.engine import copies, rows, scoring
 from jlade.engine.job import Job
-from jlade.engine.pool import Pool
+from jlade.engine.pages import PagePool
 from jlade.engine.prefixes import Prefixes
 from jlade.engine.programs import Programs
 from jlade.engine.scoring import PromptLogProbs
+from jlade.generation.prompts import num_shared
 from jlade.mesh import LOOKAHEAD
 from jlade.models.base import Params, divisible
 
@@ -92,7 +93,7 @@ class PromptReader:
         capacity: int,
         memory: int | None,
         programs: Programs,
-        pool: Pool,
+        pool: PagePool,
     ):
         self._params, self._config, self.capacity, self._programs = params, config, capacity, programs
         self._pool = pool
@@ -172,7 +173,7 @@ class PromptReader:
         """Returns whether a beginning of a prompt is being read that will be kept: it need not be read again."""
         tokens = job.prompt[:-1]
         alike = (each for each in readings if each.job.prefix_key == job.prefix_key)
-        shared = ((prefixes.num_shared(tokens, each.tokens), each.job.request.num_cached) for each in alike)
+        shared = ((num_shared(tokens, each.tokens), each.job.request.num_cached) for each in alike)
         return bool(self._sizes) and any(number > max(self._least - 1, cached) for number, cached in shared)
 
     def keep_row(self, job: Job, state: DecodeState, index: int, text: np.ndarray) -> None:

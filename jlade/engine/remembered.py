@@ -6,20 +6,30 @@ request is shows whether its text resembles an earlier one. A request without a 
 
 import dataclasses
 import hashlib
+import json
+import os
+import pathlib
 import threading
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as serialized
 
 from jlade.drafts.prediction import TRUSTED, Reading
 from jlade.drafts.suffix import LONGEST
 from jlade.drafts.tree import NONE
+from jlade.files import written_whole
+from jlade.generation.prompts import num_shared
+from jlade.generation.text import Tokenizer, token_bytes
 
 NGRAM = 3  # tokens by which texts are compared
 BUCKETS = 2**20  # of n-grams; those that share one count as the same
 FACTORS = 2_654_435_761, 2_246_822_519, 3_266_489_917  # odd, of their hash
 RECALLED = 2048  # tokens of answers that a request searches
 OVERHEAD = 512  # bytes of a text beside its arrays
+FORMAT = "jlade remembered texts 1"  # of files
+ARRAYS = ("tokens", "lengths", "begins")  # of all texts one after the other, and of each
 
 
 class Text(NamedTuple):
@@ -127,12 +137,73 @@ class Remembered:
         if not order:
             return reading
         best = found[order[0]][1]
-        agree = num_equal(prompt[::-1][:LONGEST], best.tokens[: best.begin][::-1][:LONGEST])
+        agree = num_shared(prompt[::-1][:LONGEST], best.tokens[: best.begin][::-1][:LONGEST])
         reading.matched[0, 0] = max(TRUSTED, agree)
         place = np.array([min(best.begin, LONGEST)], np.int32)
         reading.places[0, 0] = place[0]
         found_reading: Reading = dataclasses.replace(reading, anchor=place)
         return found_reading
+
+    def save(self, path: str | os.PathLike[str], vocabulary: str) -> None:
+        """Writes all texts to a file that its owner alone may read. A file that is there is replaced as a whole.
+
+        Args:
+          path: of the file.
+          vocabulary: the `identity` of their tokens.
+
+        Raises:
+          OSError: names the file.
+        """
+        texts = self.texts()
+        arrays = {
+            "tokens": np.concatenate([np.zeros(0, np.int32), *(text.tokens for text in texts)]),
+            "lengths": np.array([len(text.tokens) for text in texts], np.int64),
+            "begins": np.array([text.begin for text in texts], np.int64),
+        }
+        metadata = {"format": FORMAT, "vocabulary": vocabulary, "keys": json.dumps([text.key for text in texts])}
+        with written_whole(path, replace=True) as file:
+            file.touch(mode=0o600)
+            file.write_bytes(serialized(arrays, metadata))
+
+    def load(self, path: str | os.PathLike[str], vocabulary: str, vocab_size: int) -> None:
+        """Adds the texts of a file in their order of use. Those that exceed the memory are dropped.
+
+        Args:
+          path, vocabulary: of `save`.
+          vocab_size: of the model.
+
+        Raises:
+          ValueError: names the file, which is missing, broken, or of another version or vocabulary. No text is added.
+        """
+        name = os.fspath(path)
+        try:
+            with safe_open(pathlib.Path(path), framework="np") as file:
+                metadata: dict[str, str] = file.metadata() or {}
+                arrays: dict[str, Any] = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{name} holds no remembered texts: {error}") from error
+        if metadata.get("format") != FORMAT:
+            raise ValueError(
+                f"{name} is no file of {FORMAT!r}, but of {metadata.get('format')!r}: remove it, or use another"
+            )
+        if metadata.get("vocabulary") != vocabulary:
+            raise ValueError(f"{name} has texts of another tokenizer than this model's: remove it, or use another file")
+        try:
+            keys, (tokens, lengths, begins) = json.loads(metadata["keys"]), (arrays[each] for each in ARRAYS)
+            fits = (
+                len(keys) == len(lengths) == len(begins)
+                and all(isinstance(key, str) for key in keys)
+                and lengths.sum() == len(tokens)
+                and np.all((begins >= 0) & (begins <= lengths))
+                and np.all((tokens >= 0) & (tokens < vocab_size))
+            )
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{name} holds no remembered texts: {error!r}") from error
+        if not fits:
+            raise ValueError(f"{name} holds no remembered texts: its arrays do not belong together")
+        texts = np.split(tokens, np.cumsum(lengths)[:-1])
+        for key, text, begin in zip(keys, texts, begins.tolist(), strict=False):  # one empty part for no texts
+            self.add(key, text, begin)
 
     def _drop(self, name: tuple[str, bytes]) -> None:
         text = self._texts.pop(name, None)
@@ -158,6 +229,12 @@ class Compartment(NamedTuple):
     keeps: bool
 
 
+def identity(tokenizer: Tokenizer | None, vocab_size: int) -> str:
+    """Returns the digest of what token ids mean: the same for all models that share a vocabulary."""
+    tokens = [] if tokenizer is None else [token_bytes(tokenizer)[token].hex() for token in range(vocab_size)]
+    return hashlib.sha256(json.dumps([vocab_size, tokens]).encode()).hexdigest()
+
+
 def buckets(tokens: np.ndarray) -> np.ndarray:
     """Returns the bucket of each n-gram of a text [n] int32: [n - 2] int32."""
     if len(tokens) < NGRAM:
@@ -173,10 +250,3 @@ def _num_wanted(wanted: np.ndarray, texts: list[np.ndarray]) -> list[int]:
     number = np.append(0, np.cumsum(wanted[np.concatenate([np.zeros(0, np.int32), *texts])]))
     counts: list[int] = np.diff(number[ends]).tolist()
     return counts
-
-
-def num_equal(one: np.ndarray, other: np.ndarray) -> int:
-    """Returns how many tokens two texts have in common from their beginnings on."""
-    size = min(len(one), len(other))
-    differs = np.flatnonzero(one[:size] != other[:size])
-    return int(differs[0]) if len(differs) else size

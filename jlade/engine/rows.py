@@ -27,7 +27,7 @@ from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Pref
 from jlade.drafts.prediction import Reading
 from jlade.drafts.sources import Drafts
 from jlade.drafts.tree import NONE, Tree, TreeShape
-from jlade.engine import pool as pool_lib
+from jlade.engine import pages
 from jlade.errors import ArgumentValueError, check_int
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import EOS_SLOTS, DecodeRequest
@@ -226,7 +226,7 @@ def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) 
     def of_device(params: Params) -> Prefix:
         each = num_rows // mesh_lib.size(config.mesh, DATA)
         states = prefill.for_each(readers.empty(), each)
-        return Prefix(pool_lib.init_rest(params, config, each, capacity), states)
+        return Prefix(pages.init_rest(params, config, each, capacity), states)
 
     specs = sharding.prefix_specs(config.decoder, readers)
     return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)

@@ -9,7 +9,7 @@ import numpy as np
 from jlade.decoding.state import DecodeConfig
 from jlade.engine import rows
 from jlade.engine.job import Job
-from jlade.engine.pool import Pool
+from jlade.engine.pages import PagePool
 from jlade.engine.programs import Kind, Programs, Steps
 from jlade.engine.reading import PromptReading
 from jlade.engine.rows import Controls, EngineState
@@ -37,7 +37,7 @@ class Running:
     """
 
     def __init__(
-        self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], programs: Programs, pool: Pool
+        self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], programs: Programs, pool: PagePool
     ):
         self._params, self._config, self._widths, self._programs = params, config, widths, programs
         self._pool = pool

@@ -40,9 +40,7 @@ def find(
     """
     if list(one) == list(other):
         return None
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(np.asarray(one[:shorter]) != np.asarray(other[:shorter]))
-    position = int(differs[0]) if len(differs) else shorter
+    position = prompts.num_shared(np.asarray(one), np.asarray(other))
     text = prompts.whole([[*prompt, *one[:position]]])
     inputs, config = prepare(params, text, max_new_tokens=1, stop=(), lookahead=None, kv_dtype=kv_dtype)
     cache = prefill.prefill(params, inputs, config).cache

@@ -17,6 +17,7 @@ from jlade.generation import corpus as corpus_lib
 from jlade.generation import prediction as prediction_lib
 from jlade.generation import prior as prior_lib
 from jlade.generation.options import Options
+from jlade.generation.prompts import num_shared
 from jlade.models.base import Cache, Decoder, Params, cache_shapes, divisible, resize
 
 
@@ -159,10 +160,9 @@ def reuse(
         return None
     longest = divisible(cache)
     shared = []
-    for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
-        comparable = min(length, len(ids)) - 1  # the last token of either is left to the first step
-        differs = np.flatnonzero(known[:comparable] != ids[:comparable])
-        number, cached = differs[0] if len(differs) else comparable, length - 1
+    for text, length, ids in zip(tokens, num_tokens, prompts, strict=True):
+        cached = length - 1
+        number = num_shared(text[:cached], ids[:-1])  # the last token of either is left to the first step
         if number < cached and not longest:
             return None
         shared.append(number if number == cached or cached <= longest else 0)

@@ -215,6 +215,13 @@ def pad(prompts: list[np.ndarray], size: int) -> tuple[HostArray, HostArray]:
     return padded, np.array([len(ids) for ids in prompts], np.int32)
 
 
+def num_shared(tokens: np.ndarray, others: np.ndarray) -> int:
+    """Returns the number of tokens with which both of two texts begin."""
+    size = min(len(tokens), len(others))
+    differs = np.flatnonzero(tokens[:size] != others[:size])
+    return int(differs[0]) if len(differs) else size
+
+
 def _unpad(ids: dict[str, np.ndarray], prompts: dict[str, Any], attention_mask: Any) -> list[np.ndarray]:
     """Returns the tokens where the mask is 1; `ids` lack the prompts that are wrong."""
     if any(isinstance(prompt, str) for prompt in prompts.values()):

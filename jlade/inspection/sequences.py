@@ -12,8 +12,8 @@ from jlade.costs.memory import Needs
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
-from jlade.engine import pool, rows
-from jlade.engine.pool import Pool
+from jlade.engine import pages, rows
+from jlade.engine.pages import PagePool
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import EOS_SLOTS
 from jlade.inspection import targets
@@ -116,7 +116,7 @@ def steps(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> A
 def _config(programs: ModelPrograms, lookahead: LookaheadConfig) -> DecodeConfig:
     """Returns the settings of an engine, which records log-probabilities for the requests that ask for them."""
     decoder = programs.decoder
-    paged = pool.is_paged(programs.params, decoder, programs.device, None)
+    paged = pages.is_paged(programs.params, decoder, programs.device, None)
     return dataclasses.replace(programs.config(lookahead), logprobs=True, paged=paged)
 
 
@@ -134,9 +134,9 @@ def _state(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> 
     config, row = _config(programs, lookahead), _row(programs)
 
     def start(params: Any) -> DecodeState:
-        pages = Pool(params, config, number, programs.capacity, number * programs.capacity)
+        pool = PagePool(params, config, number, programs.capacity, number * programs.capacity)
         state = rows.empty(params, row, config=config, num_rows=number, grammar=rows.GRAMMAR)
-        return pages.attach_to(state.whole(), {})
+        return pool.attach_to(state.whole(), {})
 
     return sharding.state_shapes(start, programs.params, config)
 
@@ -150,8 +150,8 @@ def _prompt(programs: ModelPrograms, lookahead: LookaheadConfig, with_pages: boo
         if not with_pages:
             return prefix
         groups = mesh_lib.size(programs.mesh, DATA)
-        pages = Pool(params, config, groups, programs.capacity, groups * programs.capacity)
-        return dataclasses.replace(prefix, cache=pages.attach(prefix.cache, {}))
+        pool = PagePool(params, config, groups, programs.capacity, groups * programs.capacity)
+        return dataclasses.replace(prefix, cache=pool.attach(prefix.cache, {}))
 
     prefix = jax.eval_shape(start, programs.params)
     if programs.mesh is None:

@@ -10,7 +10,7 @@ import pytest
 
 import jlade
 from jlade import SamplingConfig
-from jlade.engine import pages, pool
+from jlade.engine import pages
 from jlade.engine.running import Running
 from tests.tiny import PAPER, RECURRENT, slow_but, tiny_llama
 
@@ -119,4 +119,4 @@ def test_what_is_refused():
 )
 def test_pages_are_not_the_default_where_attention_copies_them(platform, attention, expected):
     decoder, device = types.SimpleNamespace(attention=attention), types.SimpleNamespace(platform=platform)
-    assert pool.reads_in_place(decoder, device) is expected
+    assert pages.reads_in_place(decoder, device) is expected

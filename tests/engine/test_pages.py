@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.decoding.state import DecodeConfig
-from jlade.engine.pages import Allocator
-from jlade.engine.pool import Pool
+from jlade.engine.pages import Allocator, PagePool
 from tests.tiny import PAPER, tiny_llama
 
 
@@ -52,7 +51,7 @@ def test_any_order_of_events_equals_a_count_of_the_texts_of_each_page(events):
 def test_a_page_is_cleared_before_another_text_gets_it():
     """A text that ended with NaN has written to a page that is kept up to an earlier token."""
     params = tiny_llama()
-    pool, held = Pool(params, DecodeConfig(params.decoder, PAPER, paged=True), 1, 32, 32), list[int]()
+    pool, held = PagePool(params, DecodeConfig(params.decoder, PAPER, paged=True), 1, 32, 32), list[int]()
     assert pool.grow(held, 9, 0)
     pool._layers = jax.tree.map(lambda pages: jnp.full_like(pages, jnp.nan), pool.layers)
     kept = pool.keep(held, 3, 0)

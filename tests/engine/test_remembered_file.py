@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jlade.engine import remembered_file
-from jlade.engine.remembered import Remembered
+from jlade.engine.remembered import FORMAT, Remembered, identity
 from tests.tiny import tiny_tokenizer
 
-VOCABULARY = remembered_file.identity(tiny_tokenizer(), 13)
-METADATA = {"format": remembered_file.FORMAT, "vocabulary": VOCABULARY, "keys": '["a"]'}
+VOCABULARY = identity(tiny_tokenizer(), 13)
+METADATA = {"format": FORMAT, "vocabulary": VOCABULARY, "keys": '["a"]'}
 
 
 def filled(number, memory=10**6):
@@ -33,14 +32,14 @@ def listed(remembered):
 
 def loaded(path, memory=10**6):
     remembered = Remembered(memory)
-    remembered_file.load(remembered, path, VOCABULARY, 13)
+    remembered.load(path, VOCABULARY, 13)
     return remembered
 
 
 @pytest.mark.parametrize("number", [0, 1, 20])
 def test_all_texts_come_back_in_their_order(tmp_path, number):
     saved = filled(number)
-    remembered_file.save(saved, tmp_path / "new" / "file", VOCABULARY)
+    saved.save(tmp_path / "new" / "file", VOCABULARY)
     assert listed(loaded(tmp_path / "new" / "file")) == listed(saved)
     assert (tmp_path / "new" / "file").stat().st_mode & 0o777 == 0o600
     few = listed(loaded(tmp_path / "new" / "file", memory=1500))
@@ -48,14 +47,14 @@ def test_all_texts_come_back_in_their_order(tmp_path, number):
 
 
 def test_a_vocabulary_is_known_by_the_bytes_of_its_tokens():
-    assert remembered_file.identity(tiny_tokenizer(), 13) == VOCABULARY
-    assert len({VOCABULARY, remembered_file.identity(tiny_tokenizer(), 14), remembered_file.identity(None, 13)}) == 3
+    assert identity(tiny_tokenizer(), 13) == VOCABULARY
+    assert len({VOCABULARY, identity(tiny_tokenizer(), 14), identity(None, 13)}) == 3
 
 
 def write(path, metadata, **changes):
     remembered = Remembered(10**6)
     remembered.add("a", np.array([1, 2, 3]), 1)
-    remembered_file.save(remembered, path, VOCABULARY)
+    remembered.save(path, VOCABULARY)
     save_file(load_file(path) | changes, path, METADATA | metadata)
 
 
@@ -78,14 +77,14 @@ def test_a_wrong_file_is_named_and_adds_nothing(tmp_path, metadata, changes, mes
     assert len(loaded(path)) == 1
     write(path, metadata, **changes)
     with pytest.raises(ValueError, match=message) as error:
-        remembered_file.load(remembered, path, VOCABULARY, 13)
+        remembered.load(path, VOCABULARY, 13)
     assert str(path) in str(error.value)
     assert len(remembered) == 0
 
 
 def test_what_is_no_file_of_texts_is_named(tmp_path):
     broken = tmp_path / "broken"
-    remembered_file.save(filled(20), broken, VOCABULARY)
+    filled(20).save(broken, VOCABULARY)
     broken.write_bytes(broken.read_bytes()[:-10])
     for path in (broken, tmp_path / "none"):
         with pytest.raises(ValueError, match=f"{path} holds no remembered texts"):
@@ -95,13 +94,12 @@ def test_what_is_no_file_of_texts_is_named(tmp_path):
 WRITER = """
 import sys
 import numpy as np
-from jlade.engine import remembered_file
 from jlade.engine.remembered import Remembered
 
 remembered = Remembered(10**9)
 for number in range(10**6):
     remembered.add("a", np.full(20_000, number % 13), number % 5)
-    remembered_file.save(remembered, sys.argv[1], sys.argv[2])
+    remembered.save(sys.argv[1], sys.argv[2])
     print(number, flush=True)
 """
 
