@@ -1,4 +1,9 @@
-"""The block of a step for a batch: its tokens, their layout, and on several devices the share that each computes."""
+"""The block of a step for a batch: its tokens, their layout, and on several devices the share that each computes.
+
+Sequences can read their prompts in the steps of others. One reads while its state has fewer tokens than its prompt,
+whose tokens are in the state already. Its block is a chain of the next prompt tokens, whose predictions are discarded.
+Otherwise it behaves like a sequence that is done.
+"""
 
 import dataclasses
 from typing import Any
@@ -9,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh as mesh_lib
-from jlade.decoding import reading
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.drafts.source import Passage
 from jlade.drafts.tree import NONE, Form, Tree, TreeShape
+from jlade.lookahead import adaptive, division
 from jlade.lookahead import block as layouts
-from jlade.lookahead import division
 from jlade.lookahead.adaptive import Level
 from jlade.lookahead.division import Share
 from jlade.mesh import LOOKAHEAD
@@ -27,8 +31,7 @@ class Block:
     Its outputs are the current token, the newest window row and the drafts: R = 1 + W + M, or R' on a device. What is
     the same for all sequences is in NumPy, and a constant of the program.
 
-    A sequence that reads its prompt has a chain of the next prompt tokens in the place of the window and the drafts.
-    Its outputs mean nothing.
+    A sequence that reads its prompt has its chain in the place of the window and the drafts.
     """
 
     tokens: jax.Array  # [B, T] int32
@@ -118,15 +121,34 @@ def lay_out(state: DecodeState, config: DecodeConfig, level: Level, until: jax.A
     if until is not None:
         if num_devices > 1:
             raise ValueError("until must be None on a mesh with an axis lookahead, which divides the blocks of steps")
-        return _with_prompts(block, state, until, reading.chunk_size(state, config))
+        return _with_prompts(block, state, until, chunk_size(state, config))
     return block if num_devices == 1 else _divided(block, level, num_devices)
+
+
+def is_reading(state: DecodeState) -> jax.Array:
+    """Returns which sequences have not read their prompts [B]."""
+    return ~state.done & (state.num_tokens < state.inputs.lengths)
+
+
+def reading_level(state: DecodeState, config: DecodeConfig) -> Level:
+    """Returns the level of steps in which rows read: the widest whose blocks together have at most a chunk's tokens."""
+    if state.pace is None:
+        return Level(config.lookahead)
+    *wider, narrowest = adaptive.settings(config.lookahead)
+    max_size = chunk_size(state, config) // len(state.done)
+    return Level(next((setting for setting in wider if setting.block_size <= max_size), narrowest))
+
+
+def chunk_size(state: DecodeState, config: DecodeConfig) -> int:
+    """Returns the number of prompt tokens that a row reads in a step; a block that has more tokens reads more."""
+    return min(config.chunks[-1][0], state.tokens.shape[1])
 
 
 def _with_prompts(block: Block, state: DecodeState, until: jax.Array, chunk_size: int) -> Block:
     """Returns the block in which rows that read have a chain of their prompts, of `chunk_size` tokens or more."""
     batch_size, step_size = block.tokens.shape
     size = max(step_size, chunk_size)
-    reads, padding = reading.is_reading(state), (0, size - step_size)
+    reads, padding = is_reading(state), (0, size - step_size)
     offset = jnp.arange(size, dtype=jnp.int32)[None]
     chain = jax.vmap(lambda tokens, index: tokens.at[index].get(mode="clip"))(
         state.tokens, state.num_tokens[:, None] - 1 + offset

@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.decoding import ahead, prefill, reading, sharding
+from jlade.decoding import ahead, prefill, sharding
 from jlade.decoding import step as step_lib
+from jlade.decoding.block import is_reading, reading_level
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory
 from jlade.lookahead import adaptive
 from jlade.lookahead.adaptive import Level
@@ -163,10 +164,10 @@ def _reading_loop(
 
     The pace stays as it is: it is of steps of other widths.
     """
-    level = reading.level(carry.state, config)
+    level = reading_level(carry.state, config)
 
     def num_left(state: DecodeState) -> jax.Array:
-        return _count(reading.is_reading(state) & (state.num_tokens < until), config.mesh)
+        return _count(is_reading(state) & (state.num_tokens < until), config.mesh)
 
     def goes_on_reading(carry: tuple[_Carry, jax.Array]) -> jax.Array:
         return goes_on(carry[0]) & (carry[1] == at_first)

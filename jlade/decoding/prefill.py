@@ -183,6 +183,11 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
     return _start(prefix, inputs, keys, drawn, noise, config)
 
 
+def unread(state: DecodeState) -> DecodeState:
+    """Returns a result of `start` with as many tokens as its cache has read, and the one after these."""
+    return dataclasses.replace(state, num_tokens=state.cache.length + 1)
+
+
 # Random numbers take long to compile: the two programs below serve windows of any usual size and any drafts.
 
 

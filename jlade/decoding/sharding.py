@@ -57,20 +57,17 @@ def input_specs(inputs: Inputs, config: DecodeConfig, axis: str = DATA) -> Input
       inputs, config: results of `jlade.prepare`.
       axis: of the mesh, along which the sequences are divided.
     """
-    specs = _input_specs(inputs, config)
-    return specs if axis == DATA else jax.tree.map(lambda spec: P(*(axis if e == DATA else e for e in spec)), specs)
-
-
-def _input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
     specs_of_cache = {} if inputs.cache is None else {"cache": cache_specs(config.decoder)}
-    return _specs(
+    strings = P() if inputs.stopping.strings is None else _specs(StopStrings)
+    specs = _specs(
         Inputs,
-        stopping=_stopping_specs(inputs.stopping),
+        stopping=_specs(Stopping, strings=strings),
         constraint=constraint_specs(inputs.constraint),
         key=BATCH if inputs.key.ndim else P(),
         sources={name: config.sources.specs[name] for name in inputs.sources},
         **specs_of_cache,
     )
+    return specs if axis == DATA else jax.tree.map(lambda spec: P(*(axis if e == DATA else e for e in spec)), specs)
 
 
 def state_specs(inputs: Inputs, config: DecodeConfig) -> DecodeState:
@@ -87,10 +84,6 @@ def state_shapes(start: Callable[[Params], DecodeState], params: Params, config:
         return state
     placed: DecodeState = mesh_lib.shapes(state, config.mesh, state_specs(state.inputs, config))
     return placed
-
-
-def _stopping_specs(stopping: Stopping) -> Stopping:
-    return _specs(Stopping, strings=P() if stopping.strings is None else _specs(StopStrings))
 
 
 def constraint_specs(constraint: Any) -> Any:

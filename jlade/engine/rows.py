@@ -21,7 +21,7 @@ from jlade.config import PLAIN
 from jlade.constraints import grammar as grammar_lib
 from jlade.constraints.grammar import RowTables
 from jlade.constraints.tokens import Table
-from jlade.decoding import ahead, loop, prefill, reading, sampling, sharding
+from jlade.decoding import ahead, loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.drafts.prediction import Reading
@@ -268,7 +268,7 @@ def _insert(
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    new = dataclasses.replace(reading.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, shared={}))
+    new = dataclasses.replace(prefill.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, shared={}))
     if state.constraint_state is not None:
         new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
     written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)

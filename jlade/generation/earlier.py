@@ -1,6 +1,7 @@
 """Earlier texts that serve a request: a state to continue from, a pool, a corpus, a prior, predictions."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +13,15 @@ from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState, Inputs
 from jlade.drafts import pool as ngram_pool
 from jlade.drafts.pool import NGramPool
+from jlade.drafts.prediction import Reading
 from jlade.drafts.source import State
+from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
-from jlade.generation import prediction as prediction_lib
 from jlade.generation import prior as prior_lib
+from jlade.generation import text as text_lib
 from jlade.generation.options import Options
-from jlade.generation.prompts import num_shared
+from jlade.generation.prompts import SMALLEST_CAPACITY, num_shared, round_up, token_ids
+from jlade.generation.text import Tokenizer
 from jlade.models.base import Cache, Decoder, Params, cache_shapes, divisible, resize
 
 
@@ -51,7 +55,7 @@ def check(options: Options, params: Params, decoder: Decoder, batch_size: int, l
         state = _for_each_sequence(state, batch_size)
         sources |= _sources(state)
     if options.prediction is not None:
-        reading = prediction_lib.read(options.prediction, options.tokenizer, batch_size, vocab_size)
+        reading = read_prediction(options.prediction, options.tokenizer, batch_size, vocab_size)
         if "prediction" in lookahead.reach:
             sources["prediction"] = reading
     return Earlier(state, sources, {source: one.on_device for source, one in of_sources.items()})
@@ -167,3 +171,45 @@ def reuse(
             return None
         shared.append(number if number == cached or cached <= longest else 0)
     return resize(cache, np.array(shared, np.int32), cache_shapes(decoder, params, len(prompts), capacity))
+
+
+def read_prediction(prediction: Any, tokenizer: Tokenizer | None, batch_size: int, vocab_size: int) -> Reading:
+    """Returns the predictions of B answers before their beginning, with texts [B, S].
+
+    Raises:
+      TypeError, ValueError: name the text, the value and what is accepted.
+    """
+    is_one = batch_size == 1 and _is_text(prediction)
+    texts = {"prediction": prediction} if is_one else _texts_of_batch(prediction, batch_size)
+    ids = [_tokens(name, one, tokenizer, vocab_size) for name, one in texts.items()]
+    padded = np.full((batch_size, round_up(max(map(len, ids)), SMALLEST_CAPACITY)), NONE, np.int32)
+    for row, tokens in zip(padded, ids, strict=True):
+        row[: len(tokens)] = tokens
+    return Reading.begin(padded)
+
+
+def _is_text(one: Any) -> bool:
+    """Returns whether a value stands for one text: a string, or something that holds token ids."""
+    if isinstance(one, str) or getattr(one, "ndim", None) == 1:
+        return True
+    return isinstance(one, Sequence) and not any(isinstance(each, str) or hasattr(each, "__len__") for each in one)
+
+
+def _texts_of_batch(prediction: Any, batch_size: int) -> dict[str, Any]:
+    if isinstance(prediction, str) or not (isinstance(prediction, Sequence) or np.ndim(prediction)):
+        raise TypeError(
+            f"prediction must be a string or token ids, in a list of one for each of {batch_size} prompts, "
+            f"got {prediction!r}"
+        )
+    if len(prediction) != batch_size:
+        raise ValueError(f"prediction must hold a text for each of {batch_size} prompts, got {len(prediction)}")
+    return {f"prediction[{i}]": one for i, one in enumerate(prediction)}
+
+
+def _tokens(name: str, one: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarray:
+    """Returns the token ids of a text, without the special tokens with which the tokenizer begins a prompt."""
+    ids = token_ids(name, one, tokenizer, vocab_size)
+    if isinstance(one, str) and tokenizer is not None:
+        begin = text_lib.encode(tokenizer, "")
+        ids = ids[len(begin) :] if ids[: len(begin)].tolist() == begin else ids
+    return ids

@@ -22,7 +22,6 @@ from jlade.errors import ArgumentTypeError, ArgumentValueError, check_int
 from jlade.generation import constraining, earlier, placement, programs, stop_strings, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
-from jlade.generation import prediction as prediction_lib
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.options import Options, keywords
 from jlade.generation.programs import Programs
@@ -213,7 +212,7 @@ def make_each(
     rules = _check_rules(options, decoder, limits, minimums)
     sources = {}
     if options.prediction is not None:
-        sources["prediction"] = prediction_lib.read(
+        sources["prediction"] = earlier.read_prediction(
             options.prediction, options.tokenizer, len(prompts), decoder.vocab_size
         )
     inputs = Inputs(tokens, lengths, rules.stopping, rules.key, rules.sampling, sources=sources)

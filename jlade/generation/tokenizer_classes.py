@@ -11,53 +11,19 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from jlade.conversion.gguf_tokenizer import SPACE, SPLITS
 
-# The class that AutoTokenizer takes for a family, "" where it reads tokenizer.json whatever class the files name. For
-# other families it takes the class that they name.
-CLASSES = {
-    "cohere": "CohereTokenizer",
-    "cohere2": "CohereTokenizer",
-    "ernie4_5": "",
-    "ernie4_5_moe": "",
-    "gemma": "GemmaTokenizer",
-    "gemma2": "GemmaTokenizer",
-    "gemma3": "GemmaTokenizer",
-    "gemma3_text": "GemmaTokenizer",
-    "glm": "",
-    "glm4": "",
-    "glm4_moe": "",
-    "glm4_moe_lite": "",
-    "gpt_neox": "GPTNeoXTokenizer",
-    "granite": "",
-    "granitemoe": "",
-    "granitemoehybrid": "",
-    "minimax_m2": "",
-    "ministral": "",
-    "ministral3": "",
-    "mistral": "",
-    "mistral3": "",
-    "mixtral": "",
-    "olmo2": "",
-    "olmo3": "",
-    "olmoe": "GPTNeoXTokenizer",
-    "phi": "GPT2Tokenizer",
-    "phi3": "",
-    "phimoe": "",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen2_5_vl": "Qwen2Tokenizer",
-    "qwen2_moe": "Qwen2Tokenizer",
-    "qwen2_vl": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "qwen3_5": "Qwen3_5Tokenizer",
-    "qwen3_5_moe": "Qwen3_5Tokenizer",
-    "qwen3_5_moe_text": "Qwen3_5Tokenizer",
-    "qwen3_5_text": "Qwen3_5Tokenizer",
-    "qwen3_moe": "Qwen2Tokenizer",
-    "qwen3_next": "Qwen2Tokenizer",
-    "qwen3_vl": "Qwen2Tokenizer",
-    "qwen3_vl_moe": "Qwen2Tokenizer",
-    "stablelm": "",
-    "starcoder2": "GPT2Tokenizer",
+# The families for which AutoTokenizer takes a class, under "" those whose tokenizer.json it reads whatever class the
+# files name. For other families it takes the class that they name.
+FAMILIES = {
+    "": "ernie4_5 ernie4_5_moe glm glm4 glm4_moe glm4_moe_lite granite granitemoe granitemoehybrid minimax_m2 "
+    "ministral ministral3 mistral mistral3 mixtral olmo2 olmo3 phi3 phimoe stablelm",
+    "CohereTokenizer": "cohere cohere2",
+    "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text",
+    "GPT2Tokenizer": "phi starcoder2",
+    "GPTNeoXTokenizer": "gpt_neox olmoe",
+    "Qwen2Tokenizer": "qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe",
+    "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
 }
+CLASSES = {family: name for name, families in FAMILIES.items() for family in families.split()}
 # Families whose files are known to name other classes
 MISNAMED = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
 QWEN3_5 = (

@@ -9,7 +9,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.decoding import prefill, reading
+from jlade.decoding import prefill
 from tests import own_caches
 from tests.decoding.test_programs import copies_in_loops
 from tests.tiny import PAPER, RECURRENT, slow, tiny_llama
@@ -49,7 +49,7 @@ def unread(params, inputs, config):
     number, capacity = inputs.prompts.shape
     states = prefill.for_each(config.sources.readers.empty(), number)
     prefix = jlade.Prefix(config.decoder.init_cache(params, number, capacity), states)
-    return reading.unread(jlade.start(prefix, inputs, config))
+    return prefill.unread(jlade.start(prefix, inputs, config))
 
 
 def rows_of(state, index):
@@ -133,7 +133,7 @@ def test_a_mesh_divides_rows_that_read_and_heads():
     alone = jlade.decode(params, *prepare("full", "tree"))
     params = jax.device_put(params)
     read = jlade.prefill(params, dataclasses.replace(inputs, lengths=np.ones_like(inputs.lengths)), config)
-    state = reading.unread(jlade.start(read, inputs, config))
+    state = prefill.unread(jlade.start(read, inputs, config))
     while not np.all(state.done):
         state = jlade.run_steps(params, state, config, until=inputs.lengths)
     for index, length in enumerate(alone.num_tokens.tolist()):
@@ -154,7 +154,7 @@ def test_no_loop_copies_the_cache():
 
     def decode(params, cache, inputs):
         prefix = jlade.Prefix(cache, prefill.for_each(config.sources.readers.empty(), 3))
-        state = reading.unread(jlade.start(prefix, inputs, config))
+        state = prefill.unread(jlade.start(prefix, inputs, config))
         return jlade.run_steps(params, state, config, until=inputs.lengths)
 
     text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()

@@ -257,7 +257,7 @@ FAULTS = (
     # Generation.
     Fault(
         "a sequence has the prediction of another one",
-        "jlade.generation.prediction.read",
+        "jlade.generation.earlier.read_prediction",
         lambda right: lambda prediction, *others: right(prediction[::-1], *others),
         ("tests/generation/test_turns.py::test_what_a_call_brings_is_in_its_inputs",),
     ),

@@ -10,7 +10,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.drafts import prediction
 from jlade.drafts.prediction import SECOND, Reading
-from jlade.generation import prediction as prediction_lib
+from jlade.generation import earlier
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama()
@@ -96,7 +96,7 @@ def test_the_next_turn_has_another_one_or_none():
 
 def test_texts_are_read_without_the_beginning_of_a_prompt():
     tokenizer = tiny_tokenizer()
-    reading = prediction_lib.read("ab", tokenizer, 1, 13)
+    reading = earlier.read_prediction("ab", tokenizer, 1, 13)
     assert reading.text.shape == (1, 1024)
     begin, ids = tokenizer.encode("").ids, tokenizer.encode("ab").ids
     assert reading.text[0, : len(ids) - len(begin)].tolist() == ids[len(begin) :]
