@@ -27,6 +27,7 @@ class Chain(Source):
     """The guesses for the next m tokens, which are the state [m] int32. Kinds are places in the chain."""
 
     about = "guesses of Jacobi decoding"
+    rates = RATES
     length: int  # m
 
     @classmethod
@@ -40,10 +41,6 @@ class Chain(Source):
     @property
     def shape(self) -> TreeShape:
         return TreeShape.chains(1, self.length)
-
-    @property
-    def rates(self) -> np.ndarray:
-        return RATES
 
     def empty(self) -> jax.Array:
         return jnp.full(self.length, NONE, jnp.int32)

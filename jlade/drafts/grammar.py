@@ -27,6 +27,7 @@ class Grammar(Source):
     """Two chains along the grammar of the text, the second from the token that leads to its end. Kinds are reasons."""
 
     about = "what the grammar makes likely"
+    rates = RATES
     length: int
 
     @classmethod
@@ -40,10 +41,6 @@ class Grammar(Source):
     @property
     def shape(self) -> TreeShape:
         return TreeShape.chains(2, self.length)
-
-    @property
-    def rates(self) -> np.ndarray:
-        return RATES
 
     def propose(self, state: None, text: Text, rates: jax.Array) -> Proposals:
         if text.guide is None:

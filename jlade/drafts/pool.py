@@ -31,6 +31,7 @@ class Pool(Source):
     """N-grams of the window, and of the text if asked for: G chains of N-1 tokens."""
 
     about = "n-grams of window and text"
+    rates = RATES
     ngram_size: int  # N
     guess_set_size: int  # G
     from_text: bool
@@ -48,10 +49,6 @@ class Pool(Source):
     @property
     def shape(self) -> TreeShape:
         return TreeShape.chains(self.guess_set_size, self.ngram_size - 1)
-
-    @property
-    def rates(self) -> np.ndarray:
-        return RATES
 
     def empty(self) -> "NGramPool":
         return empty(self.vocab_size, self.ngram_size, self.guess_set_size)

@@ -55,6 +55,7 @@ class Prediction(Source):
     """The prediction from its best places on: a long chain and a short one. Kinds are lengths of matches and places."""
 
     about = "the text that the answer is expected to resemble"
+    rates = RATES
     reach: int  # tokens of the long chain
 
     @classmethod
@@ -72,10 +73,6 @@ class Prediction(Source):
     @property
     def _lengths(self) -> tuple[int, int]:
         return self.reach, min(self.reach, SECOND)
-
-    @property
-    def rates(self) -> np.ndarray:
-        return RATES
 
     def empty(self) -> Reading:
         nothing: Reading = jax.tree.map(jnp.asarray, Reading.begin(np.full(1, NONE, np.int32)))

@@ -51,6 +51,7 @@ class Recycled(Source):
     """
 
     about = "most probable tokens when last seen"
+    rates = np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS + RATES_OF_RUNNERS_UP + RATES_AFTER_PRIOR_PAIRS)
     vocab_size: int
     size: int  # of the tree
     depth: int  # most tokens of a draft
@@ -63,10 +64,6 @@ class Recycled(Source):
     def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         size = lookahead.num_drafted
         return cls(vocabulary.size, size, min(MAX_LENGTH, size))
-
-    @property
-    def rates(self) -> np.ndarray:
-        return np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS + RATES_OF_RUNNERS_UP + RATES_AFTER_PRIOR_PAIRS)
 
     @property
     def reader(self) -> Self:

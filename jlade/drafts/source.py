@@ -85,6 +85,7 @@ class Source(Protocol):
     """A source of drafts. The methods with a body here need no override where a source has no such part."""
 
     about: ClassVar[str]  # its proposals, in a few words
+    rates: ClassVar[np.ndarray]  # [K] initial acceptance rates of the kinds of proposals
 
     @classmethod
     def max_length(cls, lookahead: Setting) -> int:
@@ -93,10 +94,6 @@ class Source(Protocol):
     @classmethod
     def of(cls, lookahead: Setting, vocabulary: VocabularyShard) -> Self:
         """Returns the source of a setting."""
-
-    @property
-    def rates(self) -> np.ndarray:
-        """[K] initial acceptance rates of the kinds of proposals."""
 
     @property
     def shape(self) -> TreeShape | None:

@@ -45,6 +45,7 @@ class Suffix(Source):
     """
 
     about = "after earlier occurrences of the last tokens"
+    rates = RATES
     reach: int  # tokens of the first chain
 
     @classmethod
@@ -58,10 +59,6 @@ class Suffix(Source):
     @property
     def shape(self) -> TreeShape:
         return TreeShape.join([TreeShape.chains(1, length) for length in lengths_of_chains(self.reach)])
-
-    @property
-    def rates(self) -> np.ndarray:
-        return RATES
 
     def propose(self, state: Any, text: Text, rates: jax.Array) -> Proposals:
         search = find if state is None else functools.partial(find_long, state)
@@ -77,10 +74,7 @@ class Corpus(Suffix):
     """
 
     about = "the same in other texts"
-
-    @property
-    def rates(self) -> np.ndarray:
-        return RATES_OF_CORPUS
+    rates = RATES_OF_CORPUS
 
     def propose(self, state: Any, text: Text, rates: jax.Array) -> Proposals:
         texts: TextIndex = text.shared["corpus"]

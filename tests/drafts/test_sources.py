@@ -292,6 +292,7 @@ class Repeat(Source):
     """The current token again."""
 
     about = "the current token again"
+    rates = np.array([0.3])
     length: int
 
     @classmethod
@@ -301,10 +302,6 @@ class Repeat(Source):
     @classmethod
     def of(cls, lookahead, vocabulary):
         return cls(min(4, lookahead.num_drafted))
-
-    @property
-    def rates(self):
-        return np.array([0.3])
 
     def propose(self, state, text, rates):
         tokens = jnp.broadcast_to(text.tokens[text.length - 1], self.length)
