@@ -361,29 +361,6 @@ def test_streamed_samples_are_the_generated_ones():
     assert np.concatenate(pieces).tolist() == whole.tokens[0].tolist()
 
 
-@pytest.mark.slow
-def test_other_values_compile_nothing(caplog):
-    def generate(scale):
-        config = dataclasses.replace(
-            TOGETHER, temperature=scale, top_k=int(3 * scale), top_p=scale / 3, logit_bias={int(scale): scale}
-        )
-        return jlade.generate(
-            tiny_llama(2, max_positions=63),
-            [1, 2],
-            max_new_tokens=20,
-            lookahead=LOOKAHEADS[0],
-            sampling=config,
-            key=jax.random.key(int(scale)),
-        )
-
-    with jax.log_compiles():
-        generate(1.0)
-        assert any("Compiling" in record.message for record in caplog.records)
-        caplog.clear()
-        generate(2.0)
-        assert not any("Compiling" in record.message for record in caplog.records)
-
-
 # The joint distribution of five tokens over a vocabulary of four, against exact enumeration.
 
 NUM_SAMPLES, LENGTH, SMALL_VOCAB = 5_000, 5, 4

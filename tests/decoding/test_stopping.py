@@ -215,22 +215,6 @@ def test_sequences_have_limits_and_stops_of_their_own():
         )
 
 
-def test_other_stops_compile_nothing(caplog):
-    with jax.log_compiles():
-        generate([1, 2], stop="ab", min_new_tokens=3, lookahead=PAPER)
-        assert any("Compiling" in record.message for record in caplog.records)
-        caplog.clear()
-        generate(
-            [1],
-            stop=["c", "ba", "éa" * 15],
-            min_new_tokens=9,
-            eos_ids=[1, 2] * 10,
-            max_new_tokens=12,
-            lookahead=PAPER,
-        )
-        assert not any("Compiling" in record.message for record in caplog.records)
-
-
 @pytest.mark.slow
 def test_a_step_of_a_stream_does_not_copy_the_table_of_the_stop_strings():
     options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": PAPER}

@@ -33,11 +33,14 @@ def paced(relative_step_time):
     return {"lookahead": dataclasses.replace(PAPER, relative_step_time=relative_step_time)}
 
 
+ALL = {"temperature": 0.9, "top_k": 9, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2}
+ALL |= {"presence_penalty": 0.1, "frequency_penalty": 0.1}
+OTHER = {"temperature": 0.3, "top_k": 4, "top_p": 0.5}
 CHANGES = {
     "temperature": (sampling(temperature=0.7), sampling(temperature=0.3), DECODE),
-    "stop string": ({"stop": ["ab"]}, {"stop": ["cab", "b"]}, DECODE),
+    "stop string": ({"stop": ["ab"]}, {"stop": ["cab", "b", "éa" * 15], "eos_ids": [1, 2] * 10}, DECODE),
     "relative_step_time": (paced(1.4), paced(1.7), DECODE),
-    "top_p": (sampling(temperature=0.7, top_p=0.9), sampling(temperature=0.3, top_p=0.5), DECODE),
+    "all controls": (sampling(**ALL, logit_bias={3: 1.0}), sampling(**(ALL | OTHER), logit_bias={5: 2.0}), DECODE),
     "min_new_tokens": ({"min_new_tokens": 2}, {"min_new_tokens": 3}, DECODE),
     "logprobs": ({"logprobs": True}, {"logprobs": True, "max_new_tokens": 3}, DECODE),
     "more than 32 end tokens": ({"eos_ids": [5] * 33}, {"eos_ids": [6] * 64}, DECODE),

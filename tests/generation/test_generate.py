@@ -417,14 +417,3 @@ def nothing_compiles(monkeypatch):
 
     for module, name in ((loop, "decode"), (loop, "run_steps"), (prefill, "prefill"), (prefill, "start")):
         monkeypatch.setattr(module, name, fail)
-
-
-def test_a_second_call_compiles_nothing(demo, caplog):
-    params, _ = demo
-    lookahead = LookaheadConfig.paper(2, 3, 1)  # no other test's
-    with jax.log_compiles():
-        generate(params, [5, 6, 7], lookahead=lookahead, eos_ids=[1], key=jax.random.key(1))
-        assert any("Compiling" in record.message for record in caplog.records)
-        caplog.clear()
-        generate(params, [8, 9], lookahead=lookahead, max_new_tokens=30, eos_ids=[3, 4], key=jax.random.key(2))
-        assert not any("Compiling" in record.message for record in caplog.records)
