@@ -1,6 +1,5 @@
 """Prompts that rows read in the steps of others: texts, prefixes, programs, and the order of rows."""
 
-import concurrent.futures
 import random
 
 import jax
@@ -9,9 +8,20 @@ import pytest
 
 import jlade
 from jlade import SamplingConfig
-from jlade.engine import reading, rows
+from jlade.engine import reading
 from tests.compilations import recorded
-from tests.engine.test_engine import SAMPLINGS, SHARED, alone, assert_equal, draw, engine, submit_at_random
+from tests.engine.test_engine import (
+    SAMPLINGS,
+    SHARED,
+    alone,
+    assert_equal,
+    assert_equal_alone,
+    draw,
+    engine,
+    failing,
+    submit_at_random,
+    watched,
+)
 from tests.tiny import slow
 
 
@@ -23,14 +33,11 @@ def beside(monkeypatch):
 @pytest.fixture
 def rounds(monkeypatch):
     """A list of the rows that read in each round of steps, in the row's order."""
-    seen, run = [], rows.run
+    return watched(monkeypatch, "run", lambda *arguments: np.sum(until_of(*arguments) > 0))
 
-    def watched(params, state, config, controls, max_steps, stop_at, until=None):
-        seen.append(0 if until is None else int(np.sum(until > 0)))
-        return run(params, state, config, controls, max_steps, stop_at, until)
 
-    monkeypatch.setattr(rows, "run", watched)
-    return seen
+def until_of(params, state, config, controls, max_steps, stop_at, until=None):
+    return np.zeros(1) if until is None else until
 
 
 @pytest.mark.parametrize("setting", ["windows", slow("adaptive"), slow("latent")])
@@ -43,15 +50,7 @@ def test_a_text_is_that_of_its_request_alone(setting, rounds):
                 prompt, options = [seed] * 20, {"max_new_tokens": 5}
                 together.append((prompt, options, running.submit(prompt, **options)))
         requests = [*together, *submit_at_random(running, num_clients=2, number=10)]
-        ended = 0
-        for prompt, options, request in requests:
-            try:
-                got = request.result(timeout=300)
-            except concurrent.futures.CancelledError:
-                continue
-            assert_equal(got, alone(prompt, options, setting))
-            ended += 1
-        assert 10 < ended < len(requests)
+        assert 10 < assert_equal_alone(requests, setting) < len(requests)
     assert max(rounds) > 1, "several prompts are read at once"
 
 
@@ -111,24 +110,16 @@ def test_meshes(axes, rounds):
     chance = random.Random(2)
     drawn = [draw(chance) for _ in range(6)]
     with engine(mesh=jlade.make_mesh(**axes)) as running:
-        requests = [running.submit(prompt, **options) for prompt, options in drawn]
-        results = [request.result(timeout=300) for request in requests]
-    for result, (prompt, options) in zip(results, drawn, strict=True):
-        assert_equal(result, alone(prompt, options))
+        requests = [(prompt, options, running.submit(prompt, **options)) for prompt, options in drawn]
+        assert_equal_alone(requests)
     assert (max(rounds) > 0) == ("data" in axes)
 
 
 def test_a_fault_while_rows_read_ends_them_and_the_engine_goes_on(monkeypatch):
-    run, options = rows.run, {"max_new_tokens": 3, "sampling": SamplingConfig()}
-
-    def failing(*arguments):
-        if arguments[-1] is not None:
-            raise RuntimeError("a fault")
-        return run(*arguments)
-
+    options = {"max_new_tokens": 3, "sampling": SamplingConfig()}
     with engine() as running:
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "run", failing)
+            failing(patch, "run", lambda *arguments: until_of(*arguments).any())
             requests = [running.submit([number, *SHARED], **options) for number in range(3)]
             for request in requests:
                 with pytest.raises(RuntimeError, match="a fault"):

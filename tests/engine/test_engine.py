@@ -115,6 +115,42 @@ def assert_equal(got, expected):
         np.testing.assert_allclose(got.top_logprobs, expected.top_logprobs[..., :number], atol=1e-5)
 
 
+def assert_equal_alone(requests, setting="paper"):
+    """Asserts that requests, each after its prompt and options, have the results of each alone; returns their number.
+
+    Those that were cancelled do not count.
+    """
+    number = 0
+    for prompt, options, request in requests:
+        try:
+            got = request.result(timeout=300)
+        except concurrent.futures.CancelledError:
+            continue
+        assert (got.logprobs is not None) == ("logprobs" in options)
+        assert_equal(got, alone(prompt, options, setting))
+        number += 1
+    return number
+
+
+def watched(monkeypatch, name, note):
+    """Returns a list that gains `note` of the arguments of each call of a function of `rows`."""
+    seen, function = [], getattr(rows, name)
+    monkeypatch.setattr(rows, name, lambda *arguments: seen.append(note(*arguments)) or function(*arguments))
+    return seen
+
+
+def failing(monkeypatch, name, fails, error=None):
+    """Makes a function of `rows` raise an error for arguments of which `fails` is true."""
+    function = getattr(rows, name)
+
+    def fail(*arguments):
+        if fails(*arguments):
+            raise error or RuntimeError("a fault")
+        return function(*arguments)
+
+    monkeypatch.setattr(rows, name, fail)
+
+
 def submit_at_random(running, num_clients, number):
     """Returns the random requests that threads submit at random times: prompt, options and request of each.
 
@@ -146,16 +182,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
     memory = 20_000 if setting == "adaptive" else None  # of one prefix
     with engine(setting, prefix_memory=memory) as running:
         requests = submit_at_random(running, num_clients=3, number=12)
-        ended = 0
-        for prompt, options, request in requests:
-            try:
-                got = request.result(timeout=300)
-            except concurrent.futures.CancelledError:
-                continue
-            assert (got.logprobs is not None) == ("logprobs" in options)
-            assert_equal(got, alone(prompt, options, setting))
-            ended += 1
-        assert 20 < ended < len(requests)
+        assert 20 < assert_equal_alone(requests, setting) < len(requests)
         assert any(request.num_cached for *_, request in requests)
 
 
@@ -405,19 +432,12 @@ def test_requests_wait_for_their_own_programs_alone(compilations):
 
 
 def test_the_error_of_a_program_is_that_of_its_requests(monkeypatch):
-    run = rows.run
-
-    def failing(params, state, config, controls, *counts):
-        if controls is rows.Controls.SAMPLED:
-            raise RuntimeError("no such program")
-        return run(params, state, config, controls, *counts)
-
-    monkeypatch.setattr(rows, "run", failing)
+    failing(monkeypatch, "run", lambda *arguments: arguments[3] is rows.Controls.SAMPLED)
     with engine(max_sequences=1) as running:
-        with pytest.raises(RuntimeError, match="no such program"):
+        with pytest.raises(RuntimeError, match="a fault"):
             running.warm_up()
         assert running.submit([1, 2], max_new_tokens=3).result(timeout=300).lengths[0] > 0
-        with pytest.raises(RuntimeError, match="no such program"):
+        with pytest.raises(RuntimeError, match="a fault"):
             running.submit([1, 2], max_new_tokens=3, sampling=SAMPLINGS[2]).result(timeout=300)
 
 
@@ -443,12 +463,11 @@ def test_meshes(axes, compilations):
         compilations.clear()
         running.warm_up()
         requests = [running.submit(prompt, **options) for prompt, options in drawn]
-        results = [request.result(timeout=300) for request in requests]
+        concurrent.futures.wait(request._future for request in requests)
         assert_scores_prompts(running)
         assert compilations == []
         assert any(request.num_cached for request in requests)
-    for result, (prompt, options) in zip(results, drawn, strict=True):
-        assert_equal(result, alone(prompt, options))
+    assert_equal_alone((*each, request) for each, request in zip(drawn, requests, strict=True))
 
 
 @pytest.mark.slow
@@ -522,14 +541,7 @@ def test_pieces_come_in_an_event_loop(shared):
 
 def test_a_fault_ends_the_request_alone(shared, monkeypatch):
     """The third prompt cannot be read."""
-    read = rows.read
-
-    def failing(params, prefix, row, *arguments):
-        if row.inputs.prompts[0, 0] == 9:
-            raise RuntimeError("a fault")
-        return read(params, prefix, row, *arguments)
-
-    monkeypatch.setattr(rows, "read", failing)
+    failing(monkeypatch, "read", lambda *arguments: arguments[2].inputs.prompts[0, 0] == 9)
     requests = [shared.submit([first, 1, 2], max_new_tokens=12) for first in (1, 2, 9, 3)]
     with pytest.raises(RuntimeError, match="a fault"):
         requests[2].result(timeout=300)
@@ -559,8 +571,8 @@ def test_a_row_is_written_in_place(shared, monkeypatch):
 
 def test_after_a_fault_of_the_device_the_engine_goes_on(shared, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
-        with pytest.raises(RuntimeError, match="out of memory"):
+        failing(patch, "run", lambda *_: True)
+        with pytest.raises(RuntimeError, match="a fault"):
             shared.submit([1], max_new_tokens=3).result(timeout=300)
     assert_equal(shared.submit([1], max_new_tokens=3).result(timeout=300), alone([1], {"max_new_tokens": 3}))
 
@@ -568,7 +580,7 @@ def test_after_a_fault_of_the_device_the_engine_goes_on(shared, monkeypatch):
 def test_an_engine_without_memory_says_what_would_fit_and_goes_on(shared, monkeypatch):
     error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 100663296 bytes.")
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "run", lambda *_: (_ for _ in ()).throw(error))
+        failing(patch, "run", lambda *_: True, error)
         message = (
             r"cpu:0 is out of memory, with .* free: (\d+) rows of \d+ tokens take .*; \1 rows would fit\. Lower max_s"
         )

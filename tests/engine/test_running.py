@@ -15,7 +15,7 @@ from jlade.engine import rows, width
 from jlade.engine.programs import Programs
 from jlade.lookahead import adaptive
 from tests.compilations import recorded
-from tests.engine.test_engine import PARAMS, alone, assert_equal, engine
+from tests.engine.test_engine import PARAMS, alone, assert_equal, assert_equal_alone, engine, watched
 from tests.tiny import PAPER, slow
 
 
@@ -33,37 +33,24 @@ def test_sizes_are_halves_and_above_8_quarters():
 @pytest.fixture
 def sizes(monkeypatch):
     """A list of the rows of the state in each round of steps."""
-    seen, run = [], rows.run
-
-    def watched(params, state, *arguments):
-        seen.append(len(state.done))
-        return run(params, state, *arguments)
-
-    monkeypatch.setattr(rows, "run", watched)
-    return seen
+    return watched(monkeypatch, "run", lambda params, state, *_: len(state.done))
 
 
 @pytest.mark.parametrize("setting", ["paper", slow("adaptive")])
 def test_a_text_is_that_of_its_request_alone_while_rows_come_and_go(setting, sizes):
     limits, samplings = [3, 40, 9, 15], [SamplingConfig(), SamplingConfig(temperature=0.8)]
     options = [
-        {
-            "max_new_tokens": limit,
-            "sampling": samplings[index % 2],
-            "key": jax.random.key(index),
-            "eos_ids": (),
-            "logprobs": True,
-        }
+        {"max_new_tokens": limit, "sampling": samplings[index % 2], "key": jax.random.key(index)}
+        | {"eos_ids": (), "logprobs": True}
         for index, limit in enumerate(limits * 2)
     ]
+    drawn = [([5, 6, 7], options[1]), *(([index] * 20, each) for index, each in enumerate(options))]
     with engine(setting, max_sequences=4) as running:
-        first = running.submit([5, 6, 7], **options[1])
-        next(iter(first))
-        requests = [first, *(running.submit([index] * 20, **each) for index, each in enumerate(options))]
-        results = [request.result(timeout=300) for request in requests]
-    prompts = [[5, 6, 7], *([index] * 20 for index in range(len(options)))]
-    for result, prompt, each in zip(results, prompts, [options[1], *options], strict=True):
-        assert_equal(result, alone(prompt, each, setting))
+        requests = []
+        for prompt, each in drawn:
+            requests.append((prompt, each, running.submit(prompt, **each)))
+            next(iter(requests[0][-1]))  # the first one runs alone at first
+        assert_equal_alone(requests, setting)
     assert set(sizes) == {1, 2, 4}
     assert sizes[0] == 1
     assert sizes[-1] < 4
@@ -96,39 +83,31 @@ def leaves(state):
 
 def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
     """Where a wide step costs too much, most rounds are plain ones, whose program knows of no drafts."""
-    setting, seen, rest = LookaheadConfig.tree(3, relative_step_time=9.0), [], rows.rest
-    options = {
-        "max_new_tokens": 50,
-        "sampling": SamplingConfig(temperature=2.0),
-        "eos_ids": (),
-        "with_statistics": True,
-    }
+    setting = LookaheadConfig.tree(3, relative_step_time=9.0)
+    options = {"max_new_tokens": 50, "sampling": SamplingConfig(temperature=2.0), "eos_ids": ()}
     requests = [options | {"key": jax.random.key(index)} for index in range(2)]
-
-    def watched(*arguments):
-        seen.append(arguments[3])
-        return rest(*arguments)
 
     def results():
         with engine("adaptive", lookahead=setting, max_sequences=1) as running:
-            return [running.submit([index] * 5, **each).result(timeout=300) for index, each in enumerate(requests)]
+            return [
+                running.submit([index] * 5, **each, with_statistics=True).result(timeout=300)
+                for index, each in enumerate(requests)
+            ]
 
-    monkeypatch.setattr(rows, "rest", watched)
+    seen = watched(monkeypatch, "rest", lambda *arguments: arguments[3])
     found = results()
     assert len(seen) > 20
     assert set(seen) == {rows.Controls.SAMPLED}
     monkeypatch.setattr(Programs, "to_rest", lambda *_: None)
     for got, expected, (index, each) in zip(found, results(), enumerate(requests), strict=True):
-        without = {name: value for name, value in each.items() if name != "with_statistics"}
-        assert_equal(got, alone([index] * 5, without, "adaptive"))
+        assert_equal(got, alone([index] * 5, each, "adaptive"))
         np.testing.assert_array_equal(got.accepted, expected.accepted)
         np.testing.assert_array_equal(got.statistics.num_drafted, expected.statistics.num_drafted)
 
 
 @pytest.mark.slow
 def test_rounds_without_drafts_compile_nothing_after_the_warm_up(monkeypatch):
-    seen, rest = [], rows.rest
-    monkeypatch.setattr(rows, "rest", lambda *arguments: seen.append(arguments[3]) or rest(*arguments))
+    seen = watched(monkeypatch, "rest", lambda *arguments: arguments[3])
     setting = LookaheadConfig.tree(3, relative_step_time=9.0)
     options = {"max_sequences": 1, "max_grammar": 0, "max_top_logprobs": 0}
     with engine("adaptive", lookahead=setting, **options) as running, recorded() as compilations:
