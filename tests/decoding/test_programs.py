@@ -66,13 +66,8 @@ def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size, w
     lookahead = LOOKAHEADS[name]
     params, inputs, config, layers = request_for(batch_size, lookahead, windows)
     cache = params.decoder.init_cache(params, batch_size, CAPACITY)
-
-    def decode(params, cache, inputs):
-        return loop.run_steps(params, jlade.start(jlade.Prefix(cache), inputs, config), config)
-
-    text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()
     pool = batch_size * 2000 * lookahead.ngrams.guess_set_size * (lookahead.ngram_size - 1)
-    assert copies_in_loops(text, layers, pool) == []
+    assert copies_in_steps(params, cache, inputs, config, layers, pool) == []
 
 
 @pytest.mark.slow
@@ -89,6 +84,16 @@ def copies_in_loops(program: str, cache_layers: frozenset[int], pool: int = 0) -
     found = compiled.loops(program, "cpu", sizes, estimate.CPU, trips=1)
     assert found, "no loop found"
     return [copy for loop in found for copy in loop.copies]
+
+
+def copies_in_steps(params, cache, inputs, config, cache_layers, pool=0):
+    """Returns `copies_in_loops` of a decode after prompts that are in the cache."""
+
+    def decode(params, cache, inputs):
+        return loop.run_steps(params, jlade.start(jlade.Prefix(cache), inputs, config), config)
+
+    program = jax.jit(decode).lower(params, cache, inputs).compile()
+    return copies_in_loops(program.as_text(), frozenset(cache_layers), pool)
 
 
 def test_the_search_for_copies_finds_one():
