@@ -21,22 +21,14 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A call of a function of `jit`.
+    """A call of a function of `jit`."""
 
-    Attributes:
-      program: the name of the function.
-      function: itself, which `jax.jit` traces with `options`.
-      jitted: the result of `jax.jit`; it takes `arrays`, and `settings` as keywords.
-      arrays: pytrees of arrays, or of shapes.
-      settings: the static arguments by their names.
-    """
-
-    program: str
-    function: Callable[..., Any]
+    program: str  # the name of the function
+    function: Callable[..., Any]  # itself, which `jax.jit` traces with `options`
     options: dict[str, Any]
-    jitted: Any
-    arrays: tuple[Any, ...]
-    settings: dict[str, Any]
+    jitted: Any  # the result of `jax.jit`; it takes `arrays`, and `settings` as keywords
+    arrays: tuple[Any, ...]  # pytrees of arrays, or of shapes
+    settings: dict[str, Any]  # the static arguments by their names
 
     def run(self) -> Any:
         """Returns the results as if nothing intercepted the call; it compiles the program if it is new."""

@@ -24,7 +24,7 @@ from jlade.engine.programs import Programs
 from jlade.engine.reading import PromptReader
 from jlade.engine.remembered import RECALLED, Compartment, Remembered
 from jlade.engine.request import Request
-from jlade.engine.rows import Controls
+from jlade.engine.rows import StepProgram
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.worker import Context, Worker
@@ -201,7 +201,7 @@ class Engine:
             top_logprobs=max_top_logprobs,
             recalled=RECALLED if remember and predicts else 0,
         )
-        self._usual = Controls.GREEDY  # of most requests
+        self._usual = StepProgram.GREEDY  # of most requests
 
         params = sharding.put_params(params, mesh)
         shapes, pool = (

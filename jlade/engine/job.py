@@ -40,7 +40,7 @@ class Job:
         self.logprobs, self.num_alternatives = checked.config.logprobs, checked.config.top_logprobs
         self.with_statistics = checked.with_statistics
         self.table = None if tables is None else tables[0]  # of its grammar
-        self.controls = rows.Controls.of(checked.inputs, self.table is not None, self.logprobs)
+        self.controls = rows.StepProgram.of(checked.inputs, self.table is not None, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
         self._checked, self._size, self._shared = checked, size, shared
         self._begin, self._num_steps = self.length, 0
@@ -98,8 +98,9 @@ class Job:
         drafted = row.num_drafted[0, self._num_steps : self._num_steps + len(accepted)]
         self.request.num_drafted += int(drafted[accepted > 0].sum())
         self._num_steps += len(accepted)
-        if ended:
-            self._remember(row)
+        if ended and self.compartment is not None and self.compartment.keeps:  # before the caller may ask again
+            remembered, key, _ = self.compartment
+            remembered.add(key, row.tokens[0, : self.length], self._begin)
         logprobs = row.logprobs if self.logprobs else None
         if logprobs is not None:
             number = self.num_alternatives
@@ -113,12 +114,6 @@ class Job:
             **results.of_piece(logprobs, slice(begin, self.length)),
             generation=self._generation(row, logprobs) if ended else None,
         )
-
-    def _remember(self, row: rows.RowView) -> None:
-        """Keeps the text for later requests with its key, before the caller may make one."""
-        if self.compartment is not None and self.compartment.keeps:
-            remembered, key, _ = self.compartment
-            remembered.add(key, row.tokens[0, : self.length], self._begin)
 
     def _generation(self, row: rows.RowView, logprobs: Any) -> Generation:
         ends = np.array([self.length])

@@ -14,10 +14,6 @@ from jlade.generation.prompts import num_shared
 T = TypeVar("T")
 
 
-def _nothing(value: object) -> None:
-    pass
-
-
 class _Entry(NamedTuple, Generic[T]):
     key: str  # of the compartment
     tokens: np.ndarray  # [n] int32
@@ -37,7 +33,7 @@ class Prefixes(Generic[T]):
       on_drop: called with each value that is dropped.
     """
 
-    def __init__(self, memory: int, least: int, divisible: int, on_drop: Callable[[T], None] = _nothing):
+    def __init__(self, memory: int, least: int, divisible: int, on_drop: Callable[[T], None] = lambda _: None):
         self._memory, self._least, self._divisible, self._on_drop = memory, least, divisible, on_drop
         self._entries: list[_Entry[T]] = []  # the most recently used last
 

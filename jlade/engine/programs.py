@@ -17,7 +17,7 @@ from jlade.decoding import ahead
 from jlade.decoding.state import DecodeConfig, Prefix
 from jlade.engine import copies, rows, scoring
 from jlade.engine.pages import PagePool
-from jlade.engine.rows import Controls, EngineState, Row
+from jlade.engine.rows import EngineState, Row, StepProgram
 from jlade.engine.width import Width
 from jlade.generation import programs as programs_lib
 from jlade.generation.programs import Facts
@@ -33,7 +33,7 @@ class Steps(NamedTuple):
     """The program that makes steps of a number of rows with some controls, and those that lead to as many rows."""
 
     num_rows: int
-    controls: Controls
+    controls: StepProgram
     kind: Kind = "steps"
 
 
@@ -68,11 +68,11 @@ class Programs:
         self._params, self._config, self._widths, self._size = ahead.shapes(params), config, widths, size
         self._sizes, self._beside = sorted(widths), beside
         # Steps that record log-probabilities without alternatives take hardly longer than those with all controls.
-        is_used = {Controls.GRAMMAR: bool(size.grammar), Controls.ALL: bool(size.top_logprobs)}
-        self._kinds = [each for each in Controls if is_used.get(each, True)]
+        is_used = {StepProgram.GRAMMAR: bool(size.grammar), StepProgram.ALL: bool(size.top_logprobs)}
+        self._kinds = [each for each in StepProgram if is_used.get(each, True)]
         # Rounds of these kinds are few, or are made without them too.
-        reading, rest = [Controls.SAMPLED, self._kinds[-1]], [Controls.GREEDY, Controls.SAMPLED]
-        self._controls: dict[Kind, list[Controls]] = {"steps": self._kinds, "reading": reading, "rest": rest}
+        reading, rest = [StepProgram.SAMPLED, self._kinds[-1]], [StepProgram.GREEDY, StepProgram.SAMPLED]
+        self._controls: dict[Kind, list[StepProgram]] = {"steps": self._kinds, "reading": reading, "rest": rest}
         self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Steps | Others] = set()  # by requests
         self._states: dict[int, EngineState] = {}  # shapes, by the number of rows
@@ -89,11 +89,11 @@ class Programs:
         """Number of parts that are to be compiled."""
         return len(self._left)
 
-    def fastest(self, num_rows: int, controls: Controls, kind: Kind = "steps") -> Steps:
+    def fastest(self, num_rows: int, controls: StepProgram, kind: Kind = "steps") -> Steps:
         """Returns the fastest steps of a kind, of at least so many rows with these controls."""
         return next(self._fitting(num_rows, controls, kind))
 
-    def find(self, num_rows: int, controls: Controls, kind: Kind = "steps") -> Steps | None:
+    def find(self, num_rows: int, controls: StepProgram, kind: Kind = "steps") -> Steps | None:
         """Returns the fastest ones of these that are there. If there are none, `fastest` is compiled next."""
         left = self._left
         found = next((steps for steps in self._fitting(num_rows, controls, kind) if steps not in left), None)
@@ -101,11 +101,11 @@ class Programs:
             self._wanted.update(itertools.islice(self._fitting(num_rows, controls, kind), 1))
         return found
 
-    def get(self, num_rows: int, controls: Controls, kind: Kind = "steps") -> Steps:
+    def get(self, num_rows: int, controls: StepProgram, kind: Kind = "steps") -> Steps:
         """Returns those of `find`, or `fastest` if there are none, which compiles when it runs."""
         return self.find(num_rows, controls, kind) or self.fastest(num_rows, controls, kind)
 
-    def to_rest(self, num_rows: int, controls: Controls) -> Steps | None:
+    def to_rest(self, num_rows: int, controls: StepProgram) -> Steps | None:
         """Returns the steps without drafts of so many rows with these controls, if they are there."""
         fitting = (Steps(num_rows, each, "rest") for each in self._controls["rest"] if each >= controls)
         return next((steps for steps in fitting if steps not in self._left), None)
@@ -120,7 +120,7 @@ class Programs:
         """Returns whether the prefixes of so many rows can be kept."""
         return Others(num_rows, "prefixes") not in self._left
 
-    def begin(self, row: Row, first: Controls) -> None:
+    def begin(self, row: Row, first: StepProgram) -> None:
         """Makes requests wait for the programs that `compile_next` compiles.
 
         Args:
@@ -128,7 +128,7 @@ class Programs:
           first: the controls of most requests.
         """
         self._row = ahead.shapes(row)
-        usual, least = (first, Controls.GREEDY, Controls.SAMPLED), self._sizes[:1]
+        usual, least = (first, StepProgram.GREEDY, StepProgram.SAMPLED), self._sizes[:1]
         order: list[Steps | Others] = []
         for sizes, kinds in ((least, usual), (self._sizes, usual), (self._sizes, self._kinds)):
             order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
@@ -155,7 +155,7 @@ class Programs:
         """Lets programs that are not there compile when they first run."""
         self._left = ()
 
-    def _fitting(self, num_rows: int, controls: Controls, kind: Kind) -> Iterator[Steps]:
+    def _fitting(self, num_rows: int, controls: StepProgram, kind: Kind) -> Iterator[Steps]:
         """Yields the steps of a kind of at least so many rows with these controls or more, the fastest first."""
         for size in self._sizes:
             for each in self._controls[kind]:

@@ -216,17 +216,11 @@ class Remembered:
 
 
 class Compartment(NamedTuple):
-    """The texts that a request may see.
+    """The texts that a request may see."""
 
-    Attributes:
-      remembered: of all requests.
-      key: of the request.
-      keeps: whether its own text is added.
-    """
-
-    remembered: Remembered
-    key: str
-    keeps: bool
+    remembered: Remembered  # of all requests
+    key: str  # of the request
+    keeps: bool  # whether its own text is added
 
 
 def identity(tokenizer: Tokenizer | None, vocab_size: int) -> str:

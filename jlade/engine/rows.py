@@ -39,7 +39,7 @@ CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 GRAMMAR = 2**22  # entries of a grammar's table, by default
 
 
-class Controls(enum.IntEnum):
+class StepProgram(enum.IntEnum):
     """The programs of steps by their controls, from the fastest one. A round runs the one that its rows need."""
 
     GREEDY = 0
@@ -63,21 +63,13 @@ class Controls(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The size of a row.
+    """The size of a row."""
 
-    Attributes:
-      capacity: C, tokens of a prompt and its text.
-      prediction: most tokens of a prediction; 0 for rows without.
-      recalled: most tokens of earlier answers, which take the place of a prediction; 0 for rows without.
-      grammar: entries of a grammar's table; 0 for rows without.
-      top_logprobs: K, most probable tokens that are recorded at each position.
-    """
-
-    capacity: int
-    prediction: int
-    grammar: int
-    top_logprobs: int
-    recalled: int = 0
+    capacity: int  # C, tokens of a prompt and its text
+    prediction: int  # most tokens of a prediction; 0 for rows without
+    grammar: int  # entries of a grammar's table; 0 for rows without
+    top_logprobs: int  # K, most probable tokens that are recorded at each position
+    recalled: int = 0  # most tokens of earlier answers, which take the place of a prediction; 0 for rows without
 
     @property
     def expected(self) -> int:
@@ -173,17 +165,11 @@ def _predicted(inputs: Inputs, size: int) -> Reading:
 
 @flax.struct.dataclass
 class EngineState:
-    """The state of an engine between rounds, which add the pages, and the costs and the pace of their steps.
+    """The state of an engine between rounds, which add the pages, and the costs and the pace of their steps."""
 
-    Attributes:
-      rows: what belongs to their requests. Its inputs have no constraint, and nothing that all rows share.
-      tables: of the grammars of the rows; None for rows without.
-      shared: `Inputs.shared` of all rows.
-    """
-
-    rows: DecodeState
-    tables: RowTables | None
-    shared: dict[str, Any]
+    rows: DecodeState  # of their requests; its inputs have no constraint, and nothing that all rows share
+    tables: RowTables | None  # of the grammars of the rows; None for rows without
+    shared: dict[str, Any]  # `Inputs.shared` of all rows
 
     def whole(self) -> DecodeState:
         """Returns the state of which steps are made."""
@@ -367,13 +353,13 @@ def run(
     params: Params,
     state: DecodeState,
     config: DecodeConfig,
-    controls: Controls,
+    controls: StepProgram,
     max_steps: int,
     stop_at: int,
     until: HostArray | None = None,
 ) -> DecodeState:
     """Makes steps with the program for `controls`, or with that in which rows read; see `run_steps`."""
-    if controls is not Controls.LOGPROBS:
+    if controls is not StepProgram.LOGPROBS:
         config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
     view = _view(state, controls, config.decoder.vocab_size)
     after = loop.run_steps(params, view, config, max_steps, stop_at, until)
@@ -382,18 +368,18 @@ def run(
         after,
         inputs=state.inputs,
         counts=None,
-        constraint_state=after.constraint_state if controls >= Controls.GRAMMAR else state.constraint_state,
-        info=after.info if controls is Controls.LOGPROBS else info,
+        constraint_state=after.constraint_state if controls >= StepProgram.GRAMMAR else state.constraint_state,
+        info=after.info if controls is StepProgram.LOGPROBS else info,
     )
 
 
-def _view(state: DecodeState, controls: Controls, vocab_size: int) -> DecodeState:
+def _view(state: DecodeState, controls: StepProgram, vocab_size: int) -> DecodeState:
     """Returns the part of the state that the program for `controls` has, and the counts of tokens if it needs them."""
     inputs, counts = state.inputs, None
-    if controls < Controls.GRAMMAR:
+    if controls < StepProgram.GRAMMAR:
         inputs = dataclasses.replace(inputs, constraint=None)
-    if controls < Controls.ALL:
-        used = Sampling(temperature=inputs.sampling.temperature if controls >= Controls.SAMPLED else None)
+    if controls < StepProgram.ALL:
+        used = Sampling(temperature=inputs.sampling.temperature if controls >= StepProgram.SAMPLED else None)
         stopping = dataclasses.replace(inputs.stopping, min_new_tokens=None)
         inputs = dataclasses.replace(inputs, sampling=used, stopping=stopping)
     else:
@@ -402,13 +388,13 @@ def _view(state: DecodeState, controls: Controls, vocab_size: int) -> DecodeStat
         state,
         inputs=inputs,
         counts=counts,
-        constraint_state=state.constraint_state if controls >= Controls.GRAMMAR else None,
-        info=state.info if controls is Controls.LOGPROBS else dataclasses.replace(state.info, logprobs=None),
+        constraint_state=state.constraint_state if controls >= StepProgram.GRAMMAR else None,
+        info=state.info if controls is StepProgram.LOGPROBS else dataclasses.replace(state.info, logprobs=None),
     )
 
 
 def rest(
-    params: Params, state: DecodeState, config: DecodeConfig, controls: Controls, max_steps: int, stop_at: int
+    params: Params, state: DecodeState, config: DecodeConfig, controls: StepProgram, max_steps: int, stop_at: int
 ) -> DecodeState:
     """Makes plain steps, with the program of an engine without lookahead, while the state has no drafts.
 

@@ -12,7 +12,7 @@ from jlade.engine.job import Job
 from jlade.engine.pages import PagePool
 from jlade.engine.programs import Kind, Programs, Steps
 from jlade.engine.reading import PromptReading
-from jlade.engine.rows import Controls, EngineState
+from jlade.engine.rows import EngineState, StepProgram
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
 from jlade.models.base import Params
@@ -204,7 +204,7 @@ class Running:
         """Returns the rows that the requests and others need."""
         return max(len(self.jobs) + others, self.min_rows)
 
-    def _controls(self, *others: Job) -> Controls:
+    def _controls(self, *others: Job) -> StepProgram:
         """Returns the controls that the requests and others need."""
         return max(job.controls for job in (*self.jobs.values(), *others))
 

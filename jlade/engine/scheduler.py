@@ -9,10 +9,6 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def _always(request: object) -> bool:
-    return True
-
-
 class Scheduler(Generic[T]):
     """Requests that wait and requests that have rows.
 
@@ -57,11 +53,11 @@ class Scheduler(Generic[T]):
         """Those that wait, the next one first, if a row is free."""
         return [request for *_, request in self._waiting] if None in self._placed else []
 
-    def can_place(self, may_run: Callable[[T], bool] = _always) -> bool:
+    def can_place(self, may_run: Callable[[T], bool] = lambda _: True) -> bool:
         """Returns whether a row is free and a request that waits may run."""
         return any(map(may_run, self.placeable))
 
-    def place(self, may_run: Callable[[T], bool] = _always) -> tuple[int, T] | None:
+    def place(self, may_run: Callable[[T], bool] = lambda _: True) -> tuple[int, T] | None:
         """Gives the next request that may run a free row and returns both; None if there is no such row or request."""
         if None in self._placed:
             for index, entry in enumerate(self._waiting):

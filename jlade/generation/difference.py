@@ -19,15 +19,11 @@ from jlade.vocabulary import VocabularyShard
 
 
 class Difference(NamedTuple):
-    """The first token in which two texts differ.
+    """The first token in which two texts differ."""
 
-    Attributes:
-      position: of the token among the generated ones, from 0.
-      logit_gap: difference of the two largest logits there, given the text before. In exact arithmetic greedy texts
-        never differ; rounding can swap two tokens whose logits are this close.
-    """
-
-    position: int
+    position: int  # of the token among the generated ones, from 0
+    # Difference of the two largest logits there, given the text before. In exact arithmetic greedy texts never differ;
+    # rounding can swap two tokens whose logits are this close.
     logit_gap: float
 
 

@@ -25,7 +25,7 @@ class LeastTokens:
 
     def __init__(self, tokenizer: Tokenizer):
         backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        steps = [*_steps(backend.normalizer), *_steps(backend.pre_tokenizer)]
+        steps = [*steps_of(backend.normalizer), *steps_of(backend.pre_tokenizer)]
         added = backend.get_added_tokens_decoder().values()
         self._counts_spaces = not any(token.lstrip or token.rstrip for token in added) and not any(
             step["type"] in WITHOUT_SPACES for step in steps
@@ -42,7 +42,7 @@ class LeastTokens:
         return math.ceil(length / self._longest)
 
 
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
+def steps_of(part: Any) -> Iterator[dict[str, Any]]:
     """Yields the settings of a normalizer or pre-tokenizer, those of a sequence one by one."""
     left = [] if part is None else [json.loads(part.__getstate__())]
     while left:

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from jlade.conversion.gguf_tokenizer import SPLITS
 from jlade.conversion.json_files import Values, check_size, read_json, shown
 from jlade.generation import tokenizer_classes
+from jlade.generation.least_tokens import steps_of
 from jlade.generation.text import errors_of
 
 MAX_BYTES = 2**27  # of tokenizer.json, several times those of any
@@ -169,11 +170,9 @@ def _read(file: pathlib.Path) -> dict[str, Any]:
 
 def _check_growth(normalizer: Any) -> None:
     """Raises if replacements, one after the other, can make a text so much longer that it fills the memory."""
-    growth, left = 1, [] if normalizer is None else [json.loads(normalizer.__getstate__())]
-    while left:
-        state = left.pop()
-        left += state.get("normalizers", [])
-        growth *= max(1, len(state.get("content", "")))  # of Replace
+    growth = 1
+    for step in steps_of(normalizer):
+        growth *= max(1, len(step.get("content", "")))  # of Replace
         if growth > MAX_GROWTH:
             raise ValueError(f"its normalizer makes texts more than {MAX_GROWTH} times longer")
 

@@ -105,7 +105,7 @@ def steps(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> A
 
     def run(params: Any, rest: DecodeState, memory: Memory) -> DecodeState:
         state = dataclasses.replace(rest, memory=memory)
-        return rows.run(params, state, _config(programs, lookahead), rows.Controls.LOGPROBS, 1, 0)
+        return rows.run(params, state, _config(programs, lookahead), rows.StepProgram.LOGPROBS, 1, 0)
 
     state = _state(programs, lookahead, number)
     rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]

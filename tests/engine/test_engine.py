@@ -432,7 +432,7 @@ def test_requests_wait_for_their_own_programs_alone(compilations):
 
 
 def test_the_error_of_a_program_is_that_of_its_requests(monkeypatch):
-    failing(monkeypatch, "run", lambda *arguments: arguments[3] is rows.Controls.SAMPLED)
+    failing(monkeypatch, "run", lambda *arguments: arguments[3] is rows.StepProgram.SAMPLED)
     with engine(max_sequences=1) as running:
         with pytest.raises(RuntimeError, match="a fault"):
             running.warm_up()
@@ -448,8 +448,8 @@ def test_no_alternatives_are_found_for_rows_that_ask_for_none(monkeypatch):
     state = jax.eval_shape(lambda: prefill.start(prefill.prefill(PARAMS, inputs, config), inputs, config))
     asked = []
     monkeypatch.setattr(sampling, "logprobs", lambda *arguments: asked.append(arguments[-1]) or 1 / 0)
-    for controls in rows.Controls:
-        with contextlib.nullcontext() if controls < rows.Controls.LOGPROBS else pytest.raises(ZeroDivisionError):
+    for controls in rows.StepProgram:
+        with contextlib.nullcontext() if controls < rows.StepProgram.LOGPROBS else pytest.raises(ZeroDivisionError):
             jax.eval_shape(lambda state, at=controls: rows.run(PARAMS, state, config, at, 1, 0), state)
     assert asked == [3]
 

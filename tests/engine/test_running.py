@@ -97,7 +97,7 @@ def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
     seen = watched(monkeypatch, "rest", lambda *arguments: arguments[3])
     found = results()
     assert len(seen) > 20
-    assert set(seen) == {rows.Controls.SAMPLED}
+    assert set(seen) == {rows.StepProgram.SAMPLED}
     monkeypatch.setattr(Programs, "to_rest", lambda *_: None)
     for got, expected, (index, each) in zip(found, results(), enumerate(requests), strict=True):
         assert_equal(got, alone([index] * 5, each, "adaptive"))
@@ -117,7 +117,7 @@ def test_rounds_without_drafts_compile_nothing_after_the_warm_up(monkeypatch):
         for sampling in (SamplingConfig(), SamplingConfig(temperature=2.0)):
             running.submit([5], max_new_tokens=50, sampling=sampling, eos_ids=()).result(timeout=300)
         assert compilations == []
-    assert set(seen) == {rows.Controls.GREEDY, rows.Controls.SAMPLED}
+    assert set(seen) == {rows.StepProgram.GREEDY, rows.StepProgram.SAMPLED}
 
 
 @pytest.mark.parametrize(("age", "wait", "number"), [(1, 16, 2), (14, 16, 2), (3, 4, 1), (1, 16, 0)])
