@@ -17,8 +17,11 @@ KINDS = {"delta": SHAPE, "state_space": STATE_SPACES, "convolution": CONVOLUTION
 KINDS |= {"beside attention": BESIDE_ATTENTION, "alone": ALONE}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [5], [1, 2, 3, 1, 2, 3, 1, 2]]
 TREE = LookaheadConfig.tree(15)
-OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution", "beside attention", "alone"])
-MESHES = [(1, 1, 2), slow((1, 2, 1)), slow((2, 2, 2))]
+OTHERS = ("state_space", "convolution", "beside attention", "alone")
+MESHES = [("delta", (1, 1, 2)), slow("delta", (1, 2, 1)), slow("delta", (2, 2, 2))]
+MESHES += [(kind, (1, 2, 2)) for kind in OTHERS] + [
+    slow(kind, sizes) for kind in OTHERS for sizes in ((1, 1, 2), (1, 2, 1))
+]
 
 
 @functools.cache
@@ -36,34 +39,21 @@ def generate(prompts=PROMPTS, kind="delta", **options):
 
 
 @pytest.mark.parametrize(
-    "lookahead",
+    ("kind", "lookahead"),
     [
-        PAPER,
-        TREE,
-        slow(LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))),
-        slow(LookaheadConfig.jacobi(5)),
-        PLAIN,
+        ("delta", PAPER),
+        ("delta", TREE),
+        slow("delta", LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))),
+        slow("delta", LookaheadConfig.jacobi(5)),
+        ("delta", PLAIN),
+        *((kind, PAPER) for kind in OTHERS),
+        *(slow(kind, TREE) for kind in OTHERS),
     ],
 )
-def test_texts_are_those_of_the_rule_token_by_token(lookahead):
-    out = generate(lookahead=lookahead)
-    assert out.tokens.tolist() == [continued(tuple(prompt)) for prompt in PROMPTS]
-    assert (out.steps.sum() < out.tokens.size) == (lookahead is not PLAIN)
-
-
-@OTHERS
-@pytest.mark.parametrize("lookahead", [PAPER, slow(TREE)])
-def test_texts_are_those_of_other_rules_token_by_token(lookahead, kind):
+def test_texts_are_those_of_the_rule_token_by_token(kind, lookahead):
     out = generate(kind=kind, lookahead=lookahead)
     assert out.tokens.tolist() == [continued(tuple(prompt), kind=kind) for prompt in PROMPTS]
-
-
-@pytest.mark.slow
-@OTHERS
-def test_turns_of_other_rules(kind):
-    first = generate(PROMPTS[0], kind, keep_state=True, max_new_tokens=9)
-    text = [*PROMPTS[0], *first.tokens[0].tolist(), 5, 3]
-    assert generate(text, kind, state=first.state).tokens[0].tolist() == continued(tuple(text), kind=kind)
+    assert kind != "delta" or (out.steps.sum() < out.tokens.size) == (lookahead is not PLAIN)
 
 
 @pytest.mark.slow
@@ -73,10 +63,11 @@ def test_sampled_texts_do_not_depend_on_the_setting():
     assert found[0] == found[1] == found[2]
 
 
-def test_a_turn_goes_on_from_the_state():
-    first = generate(PROMPTS[0], keep_state=True, max_new_tokens=9)
+@pytest.mark.parametrize("kind", ["delta", *map(slow, OTHERS)])
+def test_a_turn_goes_on_from_the_state(kind):
+    first = generate(PROMPTS[0], kind, keep_state=True, max_new_tokens=9)
     text = [*PROMPTS[0], *first.tokens[0].tolist(), 5, 3]
-    assert generate(text, state=first.state).tokens[0].tolist() == continued(tuple(text))
+    assert generate(text, kind, state=first.state).tokens[0].tolist() == continued(tuple(text), kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["delta", slow("beside attention"), slow("alone")])
@@ -94,16 +85,8 @@ def test_an_engine_takes_over_a_whole_text(kind):
             assert request.result().tokens[0].tolist() == continued(tuple(each), 9, kind)
 
 
-@pytest.mark.parametrize("sizes", MESHES)
-def test_a_mesh_divides_the_heads_or_the_block(sizes):
-    prompts = PROMPTS[::2]
-    out = generate(prompts, mesh=jlade.make_mesh(*sizes))
-    assert out.tokens.tolist() == [continued(tuple(prompt)) for prompt in prompts]
-
-
-@OTHERS
-@pytest.mark.parametrize("sizes", [(1, 2, 2), slow((1, 1, 2)), slow((1, 2, 1))])
-def test_a_mesh_divides_the_heads_of_other_rules(sizes, kind):
+@pytest.mark.parametrize(("kind", "sizes"), MESHES)
+def test_a_mesh_divides_the_heads_or_the_block(kind, sizes):
     out = generate(PROMPTS[::2], kind, mesh=jlade.make_mesh(*sizes))
     assert out.tokens.tolist() == [continued(tuple(prompt), kind=kind) for prompt in PROMPTS[::2]]
 

@@ -23,37 +23,6 @@ def store(*texts, memory=MEMORY, divisible=99):
     return prefixes
 
 
-def test_the_value_that_serves_most_tokens_is_found():
-    prefixes = store("abcd", "abXY")
-    assert prefixes.find(tokens("abc"), KEY) == ("abcd", 3)
-    assert prefixes.find(tokens("abXYZ"), KEY) == ("abXY", 4)
-    assert prefixes.find(tokens("aX"), KEY) == (None, 0), "one token is less than the least"
-    assert prefixes.find(tokens(""), KEY) == (None, 0)
-
-
-def test_a_text_takes_the_place_of_its_beginnings():
-    prefixes = store("abc", "xyz", "abcdef")
-    assert prefixes.num_bytes == len("xyz") + len("abcdef")
-    assert (prefixes.is_new(tokens("abcd"), KEY), prefixes.is_new(tokens("abcX"), KEY)) == (False, True)
-
-
-def test_the_least_recently_used_values_are_dropped():
-    prefixes = store("aaaa", "bbbb", memory=8)
-    prefixes.find(tokens("aaaa"), KEY)
-    prefixes.add(tokens("cccc"), KEY, "cccc", 4)
-    assert [prefixes.find(tokens(text), KEY)[1] for text in ("aaaa", "bbbb", "cccc")] == [4, 0, 4]
-    prefixes.clear()
-    assert (prefixes.find(tokens("aaaa"), KEY), prefixes.num_bytes) == ((None, 0), 0)
-
-
-def test_a_value_that_cannot_be_divided_serves_texts_that_begin_with_all_of_it():
-    prefixes = store("abc", "abcdef", divisible=4)
-    assert prefixes.find(tokens("abcdXX"), KEY) == ("abc", 3)
-    assert (prefixes.parting(tokens("abcdXX"), KEY), prefixes.parting(tokens("aX"), KEY)) == (4, 0)
-    assert prefixes.find(tokens("abcdefX"), KEY) == ("abcdef", 6)
-    assert prefixes.is_new(tokens("abcde"), KEY)
-
-
 def test_a_prompt_waits_for_the_beginning_of_one_with_its_key():
     def job(key):
         request = types.SimpleNamespace(num_cached=0)
@@ -80,18 +49,21 @@ TEXTS = st.tuples(st.sampled_from("kl"), st.text("ab", max_size=9))  # each with
 def test_any_order_of_events_equals_a_search_of_all_texts(divisible, events):
     prefixes, known = store(divisible=divisible), []  # the most recently used last
 
-    def served(one, by):
+    def num_shared(one, by):
         (key, text), (of_key, other) = one, by
-        if key != of_key:
-            return 0
         shared = next((n for n, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), None)
         shared = min(len(text), len(other)) if shared is None else shared
-        return shared if other == text[:shared] or len(other) <= divisible else 0
+        return shared if key == of_key and shared >= LEAST else 0
+
+    def served(one, by):
+        shared = num_shared(one, by)
+        return shared if by[1] == one[1][:shared] or len(by[1]) <= divisible else 0
 
     for event, one in events:
         key, text = one
-        most = max([n for n in (served(one, each) for each in known) if n >= LEAST], default=0)
+        most = max((served(one, each) for each in known), default=0)
         assert prefixes.num_served(tokens(text), key) == most
+        assert prefixes.parting(tokens(text), key) == max((num_shared(one, each) for each in known), default=0)
         if event == "find":
             value, number = prefixes.find(tokens(text), key)
             assert number == most
@@ -107,3 +79,5 @@ def test_any_order_of_events_equals_a_search_of_all_texts(divisible, events):
         else:
             assert len(text) < LEAST or any(served(one, each) == len(text) for each in known)
         assert prefixes.num_bytes == sum(len(text) for _, text in known) <= MEMORY
+    prefixes.clear()
+    assert prefixes.num_bytes == 0

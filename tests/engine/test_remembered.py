@@ -94,13 +94,6 @@ def test_the_buckets_of_the_twins_ngrams_differ():
     assert len({int(remembered.buckets(ngram)[0]) for ngram in every}) == len(every)
 
 
-def test_a_key_sees_no_text_of_another():
-    memory = Remembered(10**6)
-    memory.add("one", np.arange(30), 10)
-    assert (memory.find("other", np.arange(10), SIZE).text == -1).all()
-    assert memory.find("one", np.arange(10), SIZE).text[0].tolist() == [*range(2, 12), -1]
-
-
 def test_a_text_that_exceeds_the_memory_drops_no_other():
     memory = Remembered(MEMORY)
     memory.add("a", np.arange(9), 3)

@@ -9,25 +9,6 @@ from hypothesis import strategies as st
 from jlade.engine.scheduler import Scheduler
 
 
-def test_rows_go_to_higher_priorities_first_and_then_to_earlier_requests():
-    scheduler = Scheduler(2, max_waiting=9)
-    for name, priority in (("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)):
-        scheduler.add(name, priority)
-    assert [scheduler.place() for _ in range(3)] == [(0, "b"), (1, "d"), None]
-    assert (scheduler.remove("b"), scheduler.place()) == (0, (0, "a"))
-    assert (scheduler.remove("d"), scheduler.place()) == (1, (1, "c"))
-    assert scheduler.rows == ["a", "c"]
-
-
-def test_a_request_that_waits_can_be_removed():
-    scheduler = Scheduler(1, max_waiting=9)
-    for name in "abc":
-        scheduler.add(name)
-    assert scheduler.remove("b") is None
-    assert (scheduler.place(), scheduler.remove("a"), scheduler.place()) == ((0, "a"), 0, (0, "c"))
-    assert scheduler.remove("b") is None, "it is gone already"
-
-
 def test_a_request_that_may_not_run_waits_and_keeps_its_place():
     scheduler = Scheduler(3, max_waiting=9)
     for name in "abc":
