@@ -119,12 +119,8 @@ class NGramPool:
 
     def fan_out(self) -> list[np.ndarray]:
         """Returns for each of a batch of pools the number of n-grams of each token that has any, int[keys]."""
-        return [np.unique(first[first != NONE], return_counts=True)[1] for first in self._first_tokens()]
-
-    def _first_tokens(self) -> np.ndarray:
-        """Returns the first tokens of the n-grams of a batch [B, ...]."""
-        pool: np.ndarray = mesh_lib.fetch(self.rows)  # reshaped on the host, as nothing may compile after a warm-up
-        return pool.reshape(self.shape)[..., 0]
+        pools = mesh_lib.fetch(self.rows).reshape(self.shape)  # on the host, as nothing may compile after a warm-up
+        return [np.unique(first[first != NONE], return_counts=True)[1] for first in pools[..., 0]]
 
 
 def shape(vocab_size: int, ngram_size: int, guess_set_size: int) -> tuple[int, int, int]:

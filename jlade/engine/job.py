@@ -44,8 +44,10 @@ class Job:
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
         self._checked, self._size, self._shared = checked, size, shared
         self._begin, self._num_steps = self.length, 0
+        self.prompt = np.asarray(checked.inputs.prompts[0, : self.length])  # its tokens
         stopping = checked.inputs.stopping
-        self._least = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
+        self.max_length = self.length + int(stopping.max_new_tokens[0])  # tokens of the text, with the prompt
+        self._min_new_tokens = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
         self._stop = [string.encode() for string in checked.stop[0]]
         self._end = b""  # of the text, where a stop string may have begun
         self._state = 0  # of the text in its table, if that has tagged parts
@@ -54,16 +56,6 @@ class Job:
         if checked.tokenizer is not None:
             self._token_bytes = token_bytes(checked.tokenizer)
             self._detokenizer = Detokenizer(checked.tokenizer, checked.stop[0])
-
-    @property
-    def prompt(self) -> np.ndarray:
-        """The tokens of the prompt."""
-        return np.asarray(self._checked.inputs.prompts[0, : self._begin])
-
-    @property
-    def most(self) -> int:
-        """The tokens that the text has at most, with the prompt."""
-        return self._begin + int(self._checked.inputs.stopping.max_new_tokens[0])
 
     @property
     def is_sound(self) -> bool:
@@ -77,7 +69,7 @@ class Job:
         inputs, vocab_size = self._checked.inputs, self._checked.config.decoder.vocab_size
         if self.compartment is not None and "prediction" not in inputs.sources:
             remembered, key, _ = self.compartment
-            expected = remembered.find(key, np.asarray(inputs.prompts[0, : self._begin]), self._size.expected)
+            expected = remembered.find(key, self.prompt, self._size.expected)
             inputs = dataclasses.replace(inputs, sources={"prediction": expected})
         return rows.Row.of(inputs, self._place, vocab_size, self._size, self._shared)
 
@@ -132,7 +124,7 @@ class Job:
             added = self._token_bytes[token]
             text = self._end + added
             self._end = text[-longest:]
-            is_early = self.length - self._begin + number < self._least
+            is_early = self.length - self._begin + number < self._min_new_tokens
             if not is_early and find_stop(text, len(text) - len(added), self._stop) is not None:
                 self._has_stopped = True
                 return number

@@ -39,23 +39,27 @@ class PagePool:
       capacity: C, tokens of a row.
       num_tokens: that the pages of all groups hold together, at least `capacity` in each. There is one page more for
         each row, for the copy of the last page of a text that it continues.
+
+    Attributes:
+      is_used: whether there are any.
+      num_groups: of devices along `data`.
+      page_size: tokens of a page.
+      num_pages: of all groups.
     """
 
     def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, num_tokens: int):
         self._params, self._config, self._capacity = params, config, capacity
-        size = min(SIZE, capacity)
-        groups = mesh_lib.size(config.mesh, DATA)
+        self.is_used: bool = config.paged
+        self.page_size: int = min(SIZE, capacity)
+        self.num_groups: int = mesh_lib.size(config.mesh, DATA)
+        groups, size = self.num_groups, self.page_size
         self._num_places = number_for(capacity, size)
         number = max(number_for(num_tokens, size * groups), self._num_places) + num_rows // groups
+        self.num_pages: int = number * groups
         self._allocators = [Allocator(number, size) for _ in range(groups)]
         self._spoiled: list[set[int]] = [set() for _ in range(groups)]  # pages with numbers that may not be finite
         self._layers: Layers | None = None
         self.make_room: Callable[[int], bool] = lambda group: False  # drops what is kept of a group, if there is any
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there are any."""
-        return self._config.paged
 
     @property
     def layers(self) -> Layers:
@@ -75,21 +79,6 @@ class PagePool:
     def is_lost(self) -> bool:
         """Whether a failed program has taken the arrays with it."""
         return any(x.is_deleted() for x in jax.tree.leaves(self._layers))
-
-    @property
-    def num_groups(self) -> int:
-        """The groups of devices along `data`."""
-        return len(self._allocators)
-
-    @property
-    def page_size(self) -> int:
-        """The tokens of a page."""
-        return self._allocators[0].size
-
-    @property
-    def num_pages(self) -> int:
-        """The pages of all groups."""
-        return sum(each.number for each in self._allocators)
 
     @property
     def row_bytes(self) -> int:
@@ -155,10 +144,9 @@ class PagePool:
         """
         if not self.is_used:
             return []
-        allocator = self._allocators[group]
-        full, rest = divmod(num_tokens, allocator.size)
+        full, rest = divmod(num_tokens, self.page_size)
         shared = list(held[: full + (rest > 0)])
-        allocator.share(shared)
+        self._allocators[group].share(shared)
         if rest:
             last = shared.pop()
             if not self.grow(shared, num_tokens, group):
@@ -170,7 +158,7 @@ class PagePool:
 
     def keep(self, held: Sequence[int], num_tokens: int, group: int) -> list[int]:
         """Returns the pages of the first tokens of a text, which are kept: the text may grow in the last of them."""
-        kept = list(held[: number_for(num_tokens, self._allocators[group].size)]) if self.is_used else []
+        kept = list(held[: number_for(num_tokens, self.page_size)]) if self.is_used else []
         self._allocators[group].share(kept)
         return kept
 

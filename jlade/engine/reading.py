@@ -138,7 +138,10 @@ class PromptReader:
             if not self._pool.grow(shared, job.length, job.group):
                 return None
         job.pages = shared
-        reading.prefix = self._unread() if kept is None else self._restore(kept.rest, reading.num_read)
+        if kept is None:
+            reading.prefix = self._unread()
+        else:
+            reading.prefix = copies.restore(self._params, kept.rest, reading.num_read, self._config, self.capacity)
         reading.parting = prefixes.parting(reading.tokens, job.prefix_key)
         job.request.num_cached = reading.num_read
         self.num_tokens += job.length
@@ -187,9 +190,6 @@ class PromptReader:
 
     def _unread(self) -> Prefix:
         return rows.unread(self._params, config=self._config, capacity=self.capacity)
-
-    def _restore(self, kept: Prefix, length: int) -> Prefix:
-        return copies.restore(self._params, kept, length, self._config, self.capacity)
 
     def _keep(self, job: Job, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
         kept = self._prefixes[job.group]

@@ -91,7 +91,7 @@ class Running:
 
     def put_in(self, job: Job) -> bool:
         """Puts a request that was taken out into a row; returns whether there are the pages for it, and one more."""
-        if not self._pool.grow(job.pages, min(job.most, job.length + self._pool.page_size), job.group):
+        if not self._pool.grow(job.pages, min(job.max_length, job.length + self._pool.page_size), job.group):
             return False
         (taken, contents, reading), job.taken = job.taken, None
         state, row = self._free_row(job)
@@ -112,7 +112,7 @@ class Running:
     def grow(self, job: Job, max_steps: int) -> bool:
         """Gives a request the pages for the tokens of steps; returns whether there were enough."""
         added = max_steps * max(self._config.lookahead.max_accepted, MORE)  # `MORE` steps of one token each
-        most = min(job.most, job.length + added)
+        most = min(job.max_length, job.length + added)
         return self._pool.grow(job.pages, most, job.group)
 
     @property

@@ -81,7 +81,9 @@ def build(tokenizer: Tokenizer | None, vocab_size: int, stops: tuple[tuple[str, 
 @functools.lru_cache(maxsize=8)
 def _build(of_token: TokenBytes, vocab_size: int, stops: tuple[tuple[str, ...], ...]) -> StopStrings:
     different = list(dict.fromkeys(stops))
-    prefixes = [_proper_prefixes(strings) for strings in different]
+    # The states of each: the proper prefixes of its strings, the empty one first.
+    encoded = [[string.encode() for string in strings] for strings in different]
+    prefixes = [sorted({b"", *(string[:i] for string in strings for i in range(len(string)))}) for strings in encoded]
     num_states = sum(map(len, prefixes))
     if num_states > MAX_STATES:
         raise ValueError(f"stop strings of {num_states} bytes in all are too long; accepted are {MAX_STATES}")
@@ -98,11 +100,6 @@ def _build(of_token: TokenBytes, vocab_size: int, stops: tuple[tuple[str, ...], 
         next_state[begin : begin + len(states)] = np.where(completes, ~after, after)
     start = np.array([begins[different.index(strings)] for strings in stops], np.int32)
     return StopStrings(*jax.device_put((next_state, start)))
-
-
-def _proper_prefixes(strings: Sequence[str]) -> list[bytes]:
-    """Returns the states for `strings`: their proper prefixes, the empty one first."""
-    return sorted({b"", *(string.encode()[:i] for string in strings for i in range(len(string.encode())))})
 
 
 def _read_bytes(states: list[bytes], strings: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
