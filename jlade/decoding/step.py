@@ -25,7 +25,7 @@ from jlade.decoding import prefill, sampling, sharding
 from jlade.decoding.block import Block, lay_out, passage
 from jlade.decoding.predict import Predictions, predict
 from jlade.decoding.state import DecodeConfig, DecodeState
-from jlade.decoding.verification import Verdict, accept, verify
+from jlade.decoding.verdict import Verdict, accept, verify
 from jlade.drafts import graded
 from jlade.drafts.source import Passage, Step, Text
 from jlade.drafts.sources import Drafts

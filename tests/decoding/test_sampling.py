@@ -14,7 +14,7 @@ import scipy.stats
 import jlade
 from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.config import SOURCES
-from jlade.decoding import sampling, verification
+from jlade.decoding import sampling, verdict
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.prediction import Reading
@@ -453,9 +453,9 @@ def test_the_setting_names_the_verification(name, temperature, expected, monkeyp
     """The texts of both have one distribution, which does not tell. Tracing a step calls one of them."""
     called = []
     for each in ("verify_by_matching", "verify_by_rejection"):
-        original = getattr(verification, each)
+        original = getattr(verdict, each)
         monkeypatch.setattr(
-            verification, each, lambda *args, each=each, original=original: called.append(each) or original(*args)
+            verdict, each, lambda *args, each=each, original=original: called.append(each) or original(*args)
         )
     params, lookahead = tiny_llama(2), dataclasses.replace(PAPER, verification=name)
     sampling = SamplingConfig(temperature=temperature)
@@ -500,11 +500,11 @@ def test_texts_of_a_recurrent_model_follow_its_distribution():
 def test_the_test_of_the_distribution_finds_a_wrong_sampler(small_model, expected_counts, monkeypatch):
     def without_renormalisation(key, tree, next_logits, logits, max_accepted):
         """Draws from the whole distribution where nothing was accepted, though some of its mass was tried already."""
-        verdict = verify_by_rejection(key, tree, next_logits, logits, max_accepted)
+        agreed = verify_by_rejection(key, tree, next_logits, logits, max_accepted)
         redrawn = jax.random.categorical(jax.random.fold_in(key, 99), next_logits).astype(jnp.int32)
-        first = jnp.where(verdict.num_accepted == 1, redrawn, verdict.tokens[0])
-        return verdict._replace(tokens=verdict.tokens.at[0].set(first))
+        first = jnp.where(agreed.num_accepted == 1, redrawn, agreed.tokens[0])
+        return agreed._replace(tokens=agreed.tokens.at[0].set(first))
 
-    monkeypatch.setattr(verification, "verify_by_rejection", without_renormalisation)
+    monkeypatch.setattr(verdict, "verify_by_rejection", without_renormalisation)
     lookahead = LookaheadConfig.paper(2, 3, 4, verification="rejection")
     assert p_value(small_model, expected_counts, lookahead) < RIGHT
