@@ -146,6 +146,15 @@ def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus
     )
 
 
+def assert_equals_reference(seed, prompt, limit, lookahead, key=None, eos_ids=(), known=None, **options):
+    """Decodes with the `options` of a call, `known` being what its prior knows, and compares with the reference."""
+    key = jax.random.key(0) if key is None else key
+    brought = options.get("corpus", ()), options.get("prediction") or ()
+    expected = decode_plainly(seed, prompt, limit, lookahead, key, eos_ids, *brought, known)
+    options |= {"max_new_tokens": limit, "lookahead": lookahead, "key": key, "eos_ids": eos_ids}
+    assert_text(jlade.generate(tiny_llama(seed), prompt, **options), *expected)
+
+
 def generated(out, row=0):
     return out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
 
@@ -160,12 +169,7 @@ def generated(out, row=0):
     eos_ids=st.lists(st.integers(0, 12), max_size=2),
 )
 def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_ids):
-    key = jax.random.key(key)
-    expected = decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids)
-    out = jlade.generate(
-        tiny_llama(seed), prompt, max_new_tokens=max_new_tokens, lookahead=lookahead, eos_ids=eos_ids, key=key
-    )
-    assert_text(out, *expected)
+    assert_equals_reference(seed, prompt, max_new_tokens, lookahead, jax.random.key(key), eos_ids)
 
 
 @pytest.mark.slow
@@ -194,12 +198,9 @@ def test_a_chain_for_the_whole_text_is_algorithm_1(seed, prompt):
     is_of_the_model=st.booleans(),
 )
 def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_model):
-    lookahead, key = LookaheadConfig.tree(12, sources=("suffix",)), jax.random.key(0)
     if is_of_the_model:
-        corpus = [*corpus, prompt[-3:] + decode_plainly(seed, prompt, 20, PLAIN, key, ())[0]]
-    expected = decode_plainly(seed, prompt, 30, lookahead, key, (), corpus)
-    out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, corpus=corpus)
-    assert_text(out, *expected)
+        corpus = [*corpus, prompt[-3:] + decode_plainly(seed, prompt, 20, PLAIN, jax.random.key(0), ())[0]]
+    assert_equals_reference(seed, prompt, 30, LookaheadConfig.tree(12, sources=("suffix",)), corpus=corpus)
 
 
 @pytest.mark.slow
@@ -212,7 +213,6 @@ def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_mode
 )
 def test_equals_the_reference_with_a_prior(seed, prompt, text, is_of_the_model):
     """The most probable tokens are the model's own, or wrong ones."""
-    lookahead, key = LookaheadConfig.tree(20, sources=("recycled",)), jax.random.key(0)
     contexts = [text[: end + 1] for end in range(len(text))]
     order = 1 if is_of_the_model else -1
     best = np.array([np.argsort(-order * logits_of(seed)(each), kind="stable") for each in contexts], np.int32)
@@ -223,11 +223,8 @@ def test_equals_the_reference_with_a_prior(seed, prompt, text, is_of_the_model):
     for pair, after in zip(table.pairs.tolist(), table.after_pair.tolist(), strict=True):
         if pair[1] != NONE:
             known[tuple(pair)] = pairs_of(after)
-    expected = decode_plainly(seed, prompt, 30, lookahead, key, (), known=known)
-    out = jlade.generate(
-        tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, prior=jlade.Prior(table)
-    )
-    assert_text(out, *expected)
+    lookahead = LookaheadConfig.tree(20, sources=("recycled",))
+    assert_equals_reference(seed, prompt, 30, lookahead, known=known, prior=jlade.Prior(table))
 
 
 @pytest.mark.slow
@@ -241,15 +238,11 @@ def test_equals_the_reference_with_a_prior(seed, prompt, text, is_of_the_model):
 )
 def test_equals_the_reference_with_a_prediction(seed, prompt, edits):
     """The prediction is the text itself, with spans of it replaced, left out or added."""
-    lookahead, key = LookaheadConfig.tree(12, sources=("prediction", "suffix")), jax.random.key(0)
-    predicted = decode_plainly(seed, prompt, 40, PLAIN, key, ())[0]
+    lookahead = LookaheadConfig.tree(12, sources=("prediction", "suffix"))
+    predicted = decode_plainly(seed, prompt, 40, PLAIN, jax.random.key(0), ())[0]
     for place, number, tokens in edits:
         predicted[place : place + number] = tokens
-    expected = decode_plainly(seed, prompt, 40, lookahead, key, (), predicted=predicted)
-    out = jlade.generate(
-        tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key, prediction=predicted or None
-    )
-    assert_text(out, *expected)
+    assert_equals_reference(seed, prompt, 40, lookahead, prediction=predicted or None)
 
 
 @settings(max_examples=8, phases=NO_SHRINKING)
@@ -273,10 +266,7 @@ def test_equals_the_reference_with_a_prediction(seed, prompt, edits):
 )
 @pytest.mark.slow
 def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
-    key = jax.random.key(0)
-    expected = decode_plainly(seed, prompt, 40, lookahead, key, ())
-    out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key)
-    assert_text(out, *expected)
+    assert_equals_reference(seed, prompt, 40, lookahead)
 
 
 @pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), slow(((8, 2), (2, 0)))], ids=str)

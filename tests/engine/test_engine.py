@@ -225,15 +225,9 @@ def test_pieces_make_up_the_result(shared):
         result = pieces[-1].generation
         assert_equal(result, alone(prompt, options))
         assert "".join(piece.text for piece in pieces) == result.text[0]
-        np.testing.assert_array_equal(
-            np.concatenate([piece.tokens for piece in pieces]), result.tokens[0, : result.lengths[0]]
-        )
-        np.testing.assert_array_equal(
-            np.concatenate([piece.logprobs for piece in pieces]), result.logprobs[0, : result.lengths[0]]
-        )
-        np.testing.assert_array_equal(
-            np.concatenate([piece.top_tokens for piece in pieces]), result.top_tokens[0, : result.lengths[0]]
-        )
+        for name in ("tokens", "logprobs", "top_tokens"):
+            joined = np.concatenate([getattr(piece, name) for piece in pieces])
+            np.testing.assert_array_equal(joined, getattr(result, name)[0, : result.lengths[0]])
         np.testing.assert_array_equal(np.concatenate([piece.accepted for piece in pieces]), result.accepted[0])
         assert all(piece.accepted.sum() == len(piece.tokens) for piece in pieces)
 
@@ -569,22 +563,21 @@ def test_a_row_is_written_in_place(shared, monkeypatch):
     assert all(before == after for before, after in places)
 
 
-def test_after_a_fault_of_the_device_the_engine_goes_on(shared, monkeypatch):
-    with monkeypatch.context() as patch:
-        failing(patch, "run", lambda *_: True)
-        with pytest.raises(RuntimeError, match="a fault"):
-            shared.submit([1], max_new_tokens=3).result(timeout=300)
-    assert_equal(shared.submit([1], max_new_tokens=3).result(timeout=300), alone([1], {"max_new_tokens": 3}))
+EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 100663296 bytes."
+WOULD_FIT = r"cpu:0 is out of memory, with .* free: (\d+) rows of \d+ tokens take .*; \1 rows would fit\. Lower max_s"
 
 
-def test_an_engine_without_memory_says_what_would_fit_and_goes_on(shared, monkeypatch):
-    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 100663296 bytes.")
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (RuntimeError("a fault"), RuntimeError, "a fault"),
+        (jax.errors.JaxRuntimeError(EXHAUSTED), MemoryError, WOULD_FIT),
+    ],
+)
+def test_after_a_fault_of_the_device_the_engine_goes_on(fault, error, message, shared, monkeypatch):
     with monkeypatch.context() as patch:
-        failing(patch, "run", lambda *_: True, error)
-        message = (
-            r"cpu:0 is out of memory, with .* free: (\d+) rows of \d+ tokens take .*; \1 rows would fit\. Lower max_s"
-        )
-        with pytest.raises(MemoryError, match=message):
+        failing(patch, "run", lambda *_: True, fault)
+        with pytest.raises(error, match=message):
             shared.submit([1], max_new_tokens=3).result(timeout=300)
     assert_equal(shared.submit([1], max_new_tokens=3).result(timeout=300), alone([1], {"max_new_tokens": 3}))
 

@@ -21,25 +21,17 @@ def tokenizer():
     return chat_template.load_tokenizer(DEMO)
 
 
-@pytest.mark.parametrize(
-    "template", [None, "{% for m in messages %}{{ m.role }}: {{ m['content'] | tojson }}{{ eos_token }}{% endfor %}"]
-)
-def test_equals_transformers(tokenizer, template):
-    expected = tokenizer.apply_chat_template(
-        MESSAGES, chat_template=template, add_generation_prompt=True, return_dict=False
-    )
-    assert chat_template.encode(tokenizer, MESSAGES, template) == expected
+TO_JSON = "{% for m in messages %}{{ m.role }}: {{ m['content'] | tojson }}{{ eos_token }}{% endfor %}"
+TRIMMED = "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{{ eos_token }}{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    "template", [None, "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{{ eos_token }}{% endfor %}"]
-)
-def test_the_beginning_of_an_answer_is_continued_as_in_transformers(tokenizer, template):
-    expected = tokenizer.apply_chat_template(
-        MESSAGES, chat_template=template, continue_final_message=True, return_dict=False
-    )
-    assert chat_template.encode(tokenizer, MESSAGES, template, continue_final_message=True) == expected
-    assert tokenizer.decode(expected).endswith("é")
+@pytest.mark.parametrize(("template", "continues"), [(None, False), (TO_JSON, False), (None, True), (TRIMMED, True)])
+def test_equals_transformers(tokenizer, template, continues):
+    """Up to the beginning of an answer, or within it."""
+    ways = {"add_generation_prompt": not continues, "continue_final_message": continues}
+    expected = tokenizer.apply_chat_template(MESSAGES, chat_template=template, return_dict=False, **ways)
+    assert chat_template.encode(tokenizer, MESSAGES, template, continue_final_message=continues) == expected
+    assert not continues or tokenizer.decode(expected).endswith("é")
 
 
 def conversation(*roles):

@@ -116,12 +116,7 @@ def test_a_streamer_is_given_the_prompt_and_then_what_every_step_accepts(demo):
         def end(self):
             calls.append("end")
 
-    arguments = {
-        "max_new_tokens": 20,
-        "lookahead": PAPER,
-        "tokenizer": tokenizer,
-        "stop": "self",
-    }
+    arguments = {"max_new_tokens": 20, "lookahead": PAPER, "tokenizer": tokenizer, "stop": "self"}
     whole = jlade.generate(params, "import os\n", **arguments)
     out = jlade.generate(params, "import os\n", streamer=Streamer(), **arguments)
     assert (out.text, out.finish_reason, out.tokens.tolist()) == (

@@ -150,10 +150,7 @@ def test_wrong_arguments_are_refused():
     unknown = dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13 * graded.GRADES, np.int32))
     for arguments, error in (
         ({"prior": wrong().table}, "prior must be a jlade.Prior, as jlade.prior makes it, got PriorTable"),
-        (
-            {"prior": jlade.Prior(unknown)},
-            "prior holds token id 13; accepted are 0 to 12",
-        ),
+        ({"prior": jlade.Prior(unknown)}, "prior holds token id 13; accepted are 0 to 12"),
         ({"prior": wrong(), "lookahead": None}, "prior needs a lookahead with 'recycled' among its sources"),
     ):
         with pytest.raises((TypeError, ValueError), match=error):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import warnings
@@ -45,11 +46,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def copied(made, tmp_path):
     """A copy of it, to damage."""
-    directory = tmp_path / "programs"
-    directory.mkdir()
-    for file in made.iterdir():
-        (directory / file.name).write_bytes(file.read_bytes())
-    return directory
+    return shutil.copytree(made, tmp_path / "programs")
 
 
 def test_a_call_neither_traces_nor_compiles(made):
@@ -180,14 +177,10 @@ def test_programs_for_another_machine_are_refused(copied, fact):
     assert f"and {here} here" in message
 
 
-def damage(directory, file):
-    content = (directory / file).read_bytes()
-    (directory / file).write_bytes(content[: len(content) // 2])
-
-
 @pytest.mark.parametrize("file", ["0.program", programs.MANIFEST])
 def test_a_truncated_file_is_refused(copied, file):
-    damage(copied, file)
+    content = (copied / file).read_bytes()
+    (copied / file).write_bytes(content[: len(content) // 2])
     with told() as messages:
         assert texts(programs=copied) == texts(programs=copied) == texts()
     (message,) = messages
