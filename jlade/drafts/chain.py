@@ -84,5 +84,5 @@ def after(chain: jax.Array, tree: Tree, predictions: jax.Array) -> jax.Array:
     agrees = tree.tokens == chain.at[depths - 1].get(mode="fill", fill_value=NONE)
     is_of_chain = jnp.all(~jnp.asarray(tree.form.mask) | agrees[None, :], axis=1) & (tree.tokens != NONE)
     is_at = is_of_chain[None, :] & (depths[None, :] == jnp.arange(1, len(chain) + 1, dtype=jnp.int32)[:, None])
-    found = jnp.max(jnp.where(is_at, predictions[None, 1:], NONE), axis=1, initial=NONE)
-    return jnp.append(predictions[:1], found)
+    predicted = jnp.max(jnp.where(is_at, predictions[None, 1:], NONE), axis=1, initial=NONE)
+    return jnp.append(predictions[:1], predicted)

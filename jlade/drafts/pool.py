@@ -167,8 +167,8 @@ def ngrams_at(tokens: jax.Array, length: jax.Array, starts: jax.Array, ngram_siz
     Returns:
       N-grams [M, N], and whether each lies within the text [M].
     """
-    found = tokens.at[starts[:, None] + jnp.arange(ngram_size, dtype=jnp.int32)[None, :]].get(mode="clip")
-    return found, (starts >= 0) & (starts + ngram_size <= length)
+    ngrams = tokens.at[starts[:, None] + jnp.arange(ngram_size, dtype=jnp.int32)[None, :]].get(mode="clip")
+    return ngrams, (starts >= 0) & (starts + ngram_size <= length)
 
 
 def insert(pool: NGramPool, ngrams: jax.Array, valid: jax.Array) -> NGramPool:

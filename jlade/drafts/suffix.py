@@ -62,8 +62,8 @@ class Suffix(Source):
 
     def propose(self, state: Any, text: Text, rates: jax.Array) -> Proposals:
         search = find if state is None else functools.partial(find_long, state)
-        found = search(text.tokens, text.length, last(text.tokens, text.length), MATCHES)
-        return Proposals.of(self.shape, *chains(text.tokens, text.length, *found, self.reach))
+        matches = search(text.tokens, text.length, last(text.tokens, text.length), MATCHES)
+        return Proposals.of(self.shape, *chains(text.tokens, text.length, *matches, self.reach))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,15 +157,15 @@ def find_long(
 
     `number` is at most `MATCHES`, and the text has room for more than `RECENT` tokens.
     """
-    known = candidates(index, last)
-    matched_known = jnp.where(known < length, before(text, known, last), 0)
+    indexed = candidates(index, last)
+    matched_indexed = jnp.where(indexed < length, before(text, indexed, last), 0)
     begin = jnp.clip(length - RECENT - LONGEST, 0, len(text) - RECENT - LONGEST)
     recent = jax.lax.dynamic_slice_in_dim(text, begin, RECENT + LONGEST)
     offset = jnp.arange(len(recent), dtype=jnp.int32)
     is_whole = (begin == 0) | (offset >= LONGEST)  # the tokens before the others are not in the slice
     matched = jnp.where((begin + offset < length) & is_whole, matching(recent, last), 0)
-    places = jnp.concatenate([known, begin + offset])
-    return best(places, jnp.concatenate([matched_known, matched]), len(text), number)
+    places = jnp.concatenate([indexed, begin + offset])
+    return best(places, jnp.concatenate([matched_indexed, matched]), len(text), number)
 
 
 def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple[jax.Array, jax.Array]:
@@ -177,11 +177,11 @@ def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple
       number: R.
     """
     ranks = jnp.where(matched > 0, matched * size + places, 0)
-    found = []
+    highest = []
     for _ in range(number):
-        found.append(jnp.max(ranks))
-        ranks = jnp.where(ranks == found[-1], 0, ranks)
-    best = jnp.stack(found)
+        highest.append(jnp.max(ranks))
+        ranks = jnp.where(ranks == highest[-1], 0, ranks)
+    best = jnp.stack(highest)
     return best % size, best // size
 
 

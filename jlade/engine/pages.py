@@ -72,7 +72,7 @@ class PagePool:
     def clear(self) -> None:
         """Drops the arrays, which a failed program may have taken with it, and forgets the texts that hold pages."""
         self._layers = None
-        self._allocators = [Allocator(each.number, each.size) for each in self._allocators]
+        self._allocators = [Allocator(old.number, old.size) for old in self._allocators]
         self._spoiled = [set() for _ in self._allocators]
 
     @property

@@ -71,11 +71,11 @@ class Prefixes(Generic[T]):
     def add(self, tokens: np.ndarray, key: str, value: T, num_bytes: int) -> None:
         """Adds the value of a text. It takes the place of the values that serve no more texts than it does."""
         new = _Entry(key, tokens.copy(), self._head(tokens), value, num_bytes)
-        replaced = [each for each in self._entries if self._served(each.tokens, each.key, new) == len(each.tokens)]
-        self._entries = [each for each in self._entries if not any(each is one for one in replaced)]
+        replaced = [old for old in self._entries if self._served(old.tokens, old.key, new) == len(old.tokens)]
+        self._entries = [entry for entry in self._entries if not any(entry is old for old in replaced)]
         self._entries.append(new)
-        for each in replaced:
-            self._on_drop(each.value)
+        for old in replaced:
+            self._on_drop(old.value)
         while self.num_bytes > self._memory:
             self.drop_oldest()
 

@@ -69,7 +69,7 @@ class Programs:
         self._sizes, self._beside = sorted(widths), beside
         # Steps that record log-probabilities without alternatives take hardly longer than those with all controls.
         is_used = {StepProgram.GRAMMAR: bool(size.grammar), StepProgram.ALL: bool(size.top_logprobs)}
-        self._kinds = [each for each in StepProgram if is_used.get(each, True)]
+        self._kinds = [program for program in StepProgram if is_used.get(program, True)]
         # Rounds of these kinds are few, or are made without them too.
         reading, rest = [StepProgram.SAMPLED, self._kinds[-1]], [StepProgram.GREEDY, StepProgram.SAMPLED]
         self._controls: dict[Kind, list[StepProgram]] = {"steps": self._kinds, "reading": reading, "rest": rest}
@@ -96,10 +96,10 @@ class Programs:
     def find(self, num_rows: int, controls: StepProgram, kind: Kind = "steps") -> Steps | None:
         """Returns the fastest ones of these that are there. If there are none, `fastest` is compiled next."""
         left = self._left
-        found = next((steps for steps in self._fitting(num_rows, controls, kind) if steps not in left), None)
-        if found is None:
+        ready = next((steps for steps in self._fitting(num_rows, controls, kind) if steps not in left), None)
+        if ready is None:
             self._wanted.update(itertools.islice(self._fitting(num_rows, controls, kind), 1))
-        return found
+        return ready
 
     def get(self, num_rows: int, controls: StepProgram, kind: Kind = "steps") -> Steps:
         """Returns those of `find`, or `fastest` if there are none, which compiles when it runs."""
@@ -107,7 +107,7 @@ class Programs:
 
     def to_rest(self, num_rows: int, controls: StepProgram) -> Steps | None:
         """Returns the steps without drafts of so many rows with these controls, if they are there."""
-        fitting = (Steps(num_rows, each, "rest") for each in self._controls["rest"] if each >= controls)
+        fitting = (Steps(num_rows, program, "rest") for program in self._controls["rest"] if program >= controls)
         return next((steps for steps in fitting if steps not in self._left), None)
 
     def may_score(self) -> bool:
@@ -133,9 +133,9 @@ class Programs:
         for sizes, kinds in ((least, usual), (self._sizes, usual), (self._sizes, self._kinds)):
             order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
             if self._beside:
-                order += [self.fastest(size, each, "reading") for size in sizes for each in kinds]
+                order += [self.fastest(size, kind, "reading") for size in sizes for kind in kinds]
             if adaptive.has_forecast(self._config.lookahead):
-                order += [Steps(size, each, "rest") for size in sizes for each in self._controls["rest"]]
+                order += [Steps(size, kind, "rest") for size in sizes for kind in self._controls["rest"]]
             order += [Others(size, "prefixes") for size in sizes]
         self._left = tuple(dict.fromkeys([*order, Others(least[0], "scores")]))
 
@@ -145,11 +145,11 @@ class Programs:
 
     def compile_next(self) -> None:
         """Compiles what a request waits for, otherwise the likeliest. After an error requests meet it themselves."""
-        part = next((each for each in self._left if each in self._wanted), self._left[0])
+        part = next((part for part in self._left if part in self._wanted), self._left[0])
         try:
             self.compile(part)
         finally:
-            self._left = tuple(each for each in self._left if each != part)
+            self._left = tuple(other for other in self._left if other != part)
 
     def end(self) -> None:
         """Lets programs that are not there compile when they first run."""
@@ -158,9 +158,9 @@ class Programs:
     def _fitting(self, num_rows: int, controls: StepProgram, kind: Kind) -> Iterator[Steps]:
         """Yields the steps of a kind of at least so many rows with these controls or more, the fastest first."""
         for size in self._sizes:
-            for each in self._controls[kind]:
-                if size >= num_rows and each >= controls:
-                    yield Steps(size, each, kind)
+            for program in self._controls[kind]:
+                if size >= num_rows and program >= controls:
+                    yield Steps(size, program, kind)
 
     def compile(self, part: Steps | Others) -> None:
         """Compiles a part, and what it needs."""

@@ -175,8 +175,8 @@ class PromptReader:
     def is_read(self, job: Job, readings: Iterable[PromptReading]) -> bool:
         """Returns whether a beginning of a prompt is being read that will be kept: it need not be read again."""
         tokens = job.prompt[:-1]
-        alike = (each for each in readings if each.job.prefix_key == job.prefix_key)
-        shared = ((num_shared(tokens, each.tokens), each.job.request.num_cached) for each in alike)
+        alike = (other for other in readings if other.job.prefix_key == job.prefix_key)
+        shared = ((num_shared(tokens, other.tokens), other.job.request.num_cached) for other in alike)
         return bool(self._sizes) and any(number > max(self._least - 1, cached) for number, cached in shared)
 
     def keep_row(self, job: Job, state: DecodeState, index: int, text: np.ndarray) -> None:
@@ -185,8 +185,8 @@ class PromptReader:
 
     def clear(self) -> None:
         """Drops all prefixes."""
-        for each in self._prefixes:
-            each.clear()
+        for prefixes in self._prefixes:
+            prefixes.clear()
 
     def _unread(self) -> Prefix:
         return rows.unread(self._params, config=self._config, capacity=self.capacity)

@@ -115,13 +115,13 @@ class Remembered:
         wanted[buckets(prompt)] = True
         with self._lock:
             names = self._of_key.get(key, set())
-            found = [(name, text) for name, text in self._texts.items() if name in names]
-            shared = _num_wanted(wanted, [text.ngrams for _, text in found])
+            texts = [(name, text) for name, text in self._texts.items() if name in names]
+            shared = _num_wanted(wanted, [text.ngrams for _, text in texts])
             similar = (i for i, number in enumerate(shared) if 2 * number >= np.count_nonzero(wanted))
             order = sorted(similar, key=lambda i: (shared[i], i), reverse=True)
             parts, left = list[np.ndarray](), size
             for number, index in enumerate(order):
-                text = found[index][1]
+                text = texts[index][1]
                 part = text.tokens[max(0, text.begin - LONGEST) :][: max(0, left - 1)]
                 if len(part) <= min(text.begin, LONGEST):  # no room for an answer
                     order = order[:number]
@@ -129,14 +129,14 @@ class Remembered:
                 parts.append(np.append(part, NONE))
                 left -= len(part) + 1
             for index in reversed(order):
-                name, text = found[index]
+                name, text = texts[index]
                 self._texts[name] = self._texts.pop(name)
         tokens = np.full((1, size), NONE, np.int32)
         tokens[0, : size - left] = np.concatenate([np.zeros(0, np.int32), *parts])
         reading: Any = Reading.begin(tokens)
         if not order:
             return reading
-        best = found[order[0]][1]
+        best = texts[order[0]][1]
         agree = num_shared(prompt[::-1][:LONGEST], best.tokens[: best.begin][::-1][:LONGEST])
         reading.matched[0, 0] = max(TRUSTED, agree)
         place = np.array([min(best.begin, LONGEST)], np.int32)
@@ -179,7 +179,7 @@ class Remembered:
         try:
             with safe_open(pathlib.Path(path), framework="np") as file:
                 metadata: dict[str, str] = file.metadata() or {}
-                arrays: dict[str, Any] = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+                arrays: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{name} holds no remembered texts: {error}") from error
         if metadata.get("format") != FORMAT:
@@ -189,7 +189,7 @@ class Remembered:
         if metadata.get("vocabulary") != vocabulary:
             raise ValueError(f"{name} has texts of another tokenizer than this model's: remove it, or use another file")
         try:
-            keys, (tokens, lengths, begins) = json.loads(metadata["keys"]), (arrays[each] for each in ARRAYS)
+            keys, (tokens, lengths, begins) = json.loads(metadata["keys"]), (arrays[key] for key in ARRAYS)
             fits = (
                 len(keys) == len(lengths) == len(begins)
                 and all(isinstance(key, str) for key in keys)

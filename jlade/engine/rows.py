@@ -157,10 +157,10 @@ def _predicted(inputs: Inputs, size: int) -> Reading:
     text: HostArray = np.full((1, size), NONE, np.int32)
     if "prediction" not in inputs.sources:
         return Reading.begin(text)
-    given: Reading = inputs.sources["prediction"]
-    tokens = given.text[:, :size]  # padded
+    prediction: Reading = inputs.sources["prediction"]
+    tokens = prediction.text[:, :size]  # padded
     text[:, : tokens.shape[1]] = tokens
-    return dataclasses.replace(given, text=text)
+    return dataclasses.replace(prediction, text=text)
 
 
 @flax.struct.dataclass
@@ -210,9 +210,9 @@ def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) 
     readers = config.sources.readers
 
     def of_device(params: Params) -> Prefix:
-        each = num_rows // mesh_lib.size(config.mesh, DATA)
-        states = prefill.for_each(readers.empty(), each)
-        return Prefix(pages.init_rest(params, config, each, capacity), states)
+        num_here = num_rows // mesh_lib.size(config.mesh, DATA)
+        states = prefill.for_each(readers.empty(), num_here)
+        return Prefix(pages.init_rest(params, config, num_here, capacity), states)
 
     specs = sharding.prefix_specs(config.decoder, readers)
     return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)
@@ -447,7 +447,7 @@ def show(state: DecodeState, logprobs: bool) -> RowView:
 
 def take(state: DecodeState, index: int) -> DecodeState:
     """Returns the state of a row [1, ...], with the part alone that statistics need."""
-    pool = {name: each for name, each in state.sources.items() if name == "pool"}
+    pool = {name: source for name, source in state.sources.items() if name == "pool"}
     num_steps, info, pool = _take((state.num_steps, state.info, pool), np.int32(index))
     state = state.with_drafts(dataclasses.replace(state.drafts, states=pool))
     return dataclasses.replace(state, num_steps=num_steps, info=info)

@@ -81,7 +81,7 @@ class Running:
     def take_out(self, job: Job) -> None:
         """Takes a request out of its row, and all that it has there to the host."""
         assert self.state is not None
-        row = next(row for row, each in self.jobs.items() if each is job)
+        row = next(row for row, other in self.jobs.items() if other is job)
         state = rows.take_out(self.state, row, self._config)
         job.taken = state, self._pool.take_out(job.pages, job.group), self.readings.pop(job, None)
         self._pool.drop(job.pages, job.group)
@@ -129,17 +129,17 @@ class Running:
         number = self._pool.num_groups
         if number == 1:
             return [0]
-        each = max(self._widths) // number
-        taken = collections.Counter(row // each for row in self.jobs)
-        return [group for group in range(number) if taken[group] < each]
+        rows_per_group = max(self._widths) // number
+        taken = collections.Counter(row // rows_per_group for row in self.jobs)
+        return [group for group in range(number) if taken[group] < rows_per_group]
 
     def _free_row(self, job: Job) -> tuple[EngineState, int]:
         """Returns the state with a free row for a request, in its group of devices, and its place."""
         if self.state is None:
             self.state = self._programs.empty(self._params, job.row)
         state = self._resize(self._programs.get(self._number(1), self._controls(job)))
-        each = len(state.rows.done) // self._pool.num_groups
-        of_group = range(job.group * each, (job.group + 1) * each)
+        rows_per_group = len(state.rows.done) // self._pool.num_groups
+        of_group = range(job.group * rows_per_group, (job.group + 1) * rows_per_group)
         return state, next(row for row in of_group if row not in self.jobs)
 
     def keep(self, jobs: Collection[Job | None]) -> None:

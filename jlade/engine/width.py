@@ -69,17 +69,17 @@ def choose(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> Lookah
       sizes: those of `sizes`.
     """
     chosen = {choice.choose(params, config.decoder, size, config.mesh) for size in sizes}
-    chosen = {dataclasses.replace(each, relative_step_time=None) for each in chosen}
-    return chosen.pop() if len(chosen) == 1 else LookaheadConfig.tree(max(each.block_size for each in chosen) - 1)
+    chosen = {dataclasses.replace(setting, relative_step_time=None) for setting in chosen}
+    return chosen.pop() if len(chosen) == 1 else LookaheadConfig.tree(max(setting.block_size for setting in chosen) - 1)
 
 
 def learned_widths(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> dict[int, "Width"]:
     """Returns the widths of states by their sizes, with the costs that "auto" knows; see `choose`."""
     arguments = config.mesh, config.lookahead, config.chunks, "rounds"
-    known = {size: learned.find(params, config.decoder, size, *arguments) for size in sizes}
+    of_sizes = {size: learned.find(params, config.decoder, size, *arguments) for size in sizes}
     # At a size that was tuned to keep its full width, all widths cost the same.
-    same = np.ones(len(adaptive.settings(config.lookahead)), np.float32) if any(known.values()) else None
-    return {size: Width(each.costs() if each else same, each) for size, each in known.items()}
+    same = np.ones(len(adaptive.settings(config.lookahead)), np.float32) if any(of_sizes.values()) else None
+    return {size: Width(costs.costs() if costs else same, costs) for size, costs in of_sizes.items()}
 
 
 class Width:
