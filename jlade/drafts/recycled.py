@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.drafts import graded, suffix
-from jlade.drafts import record as record_lib
 from jlade.drafts.graded import GRADES
+from jlade.drafts.record import cost, given_noise
 from jlade.drafts.source import RANKS, Guide, Passage, Setting, Source, Step, Text
 from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
 from jlade.vocabulary import VocabularyShard
@@ -214,9 +214,9 @@ def draft(
             best, kind = _guided(best, kind, guide.constraint, states)
         chances = rates[kind]
         if noise is not None and depth < len(noise):
-            chances = record_lib.given_noise(chances, noise[depth][jnp.maximum(best, 0)])
+            chances = given_noise(chances, noise[depth][jnp.maximum(best, 0)])
         is_missing = (best == NONE) | (costs == NEVER)[:, None]
-        ranked = jnp.where(is_missing, NEVER, costs[:, None] + record_lib.cost(chances)).reshape(-1)
+        ranked = jnp.where(is_missing, NEVER, costs[:, None] + cost(chances)).reshape(-1)
         # In float32, which holds these numbers exactly: programs for CPUs and GPUs sort all integers.
         negative, chosen = jax.lax.top_k(-ranked.astype(jnp.float32), width)
         parents, costs = chosen // best.shape[1], -negative.astype(jnp.int32)

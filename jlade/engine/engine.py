@@ -30,14 +30,13 @@ from jlade.engine.scheduler import Scheduler
 from jlade.engine.worker import Context, Worker
 from jlade.errors import ArgumentTypeError, ArgumentValueError, check_int
 from jlade.generation import earlier
-from jlade.generation import lookahead as lookahead_lib
-from jlade.generation import prompts as prompts_lib
 from jlade.generation import request as request_lib
 from jlade.generation.corpus import Texts
+from jlade.generation.lookahead import with_sources
 from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prior import Prior
 from jlade.generation.programs import Facts
-from jlade.generation.prompts import HostArray, Prompt, Prompts
+from jlade.generation.prompts import HostArray, Prompt, Prompts, whole
 from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
@@ -72,7 +71,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 # For programs, which are the same whatever the tokens are.
-_ANY_PROMPT = prompts_lib.whole([[0, 0]])
+_ANY_PROMPT = whole([[0, 0]])
 
 # Options that decide no text: which earlier requests serve one, and whether it has drafts.
 _OF_ENGINE = ("remember", "remember_key", "prefix_key", "lookahead")
@@ -182,7 +181,7 @@ class Engine:
         capacity = rows.check_capacity(capacity, model.max_positions)
         config = dataclasses.replace(
             setup.config,
-            lookahead=lookahead_lib.with_sources(setting, *sources),
+            lookahead=with_sources(setting, *sources),
             paged=pages.is_paged(params, model, device, cache_tokens),
         )
         num_tokens = pages.check_tokens(cache_tokens, max_sequences, capacity, config)

@@ -19,8 +19,7 @@ from jlade.engine import copies, rows, scoring
 from jlade.engine.pages import PagePool
 from jlade.engine.rows import EngineState, Row, StepProgram
 from jlade.engine.width import Width
-from jlade.generation import programs as programs_lib
-from jlade.generation.programs import Facts
+from jlade.generation.programs import Facts, described
 from jlade.generation.prompts import HostArray
 from jlade.lookahead import adaptive
 from jlade.models.base import Params
@@ -82,7 +81,7 @@ class Programs:
         named = {"use": "engine", "max_sequences": str(self._sizes[-1]), "capacity": str(self._size.capacity)}
         named |= {"pages": str(self._pool.num_pages)} if self._pool.is_used else {}
         more = {"rows": self._size, "costs": self._widths[self._sizes[-1]].costs, "shared": shared}
-        return programs_lib.described(named, self._params, self._config, **more)
+        return described(named, self._params, self._config, **more)
 
     @property
     def num_left(self) -> int:

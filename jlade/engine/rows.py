@@ -18,8 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN
-from jlade.constraints import grammar as grammar_lib
-from jlade.constraints.grammar import RowTables
+from jlade.constraints.grammar import RowTables, check_size
 from jlade.constraints.tokens import Table
 from jlade.decoding import ahead, loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
@@ -91,7 +90,7 @@ def check(request: DecodeRequest, size: Size) -> None:
     """Raises a ValueError for options of requests that rows do not accept."""
     inputs, top_logprobs = request.inputs, request.config.top_logprobs
     for table in filter(None, request.tables or ()):
-        grammar_lib.check_size(table, size.grammar)
+        check_size(table, size.grammar)
     if "prediction" in inputs.sources:
         number = int(np.max(np.sum(inputs.sources["prediction"].text != NONE, axis=1)))
         if number > size.prediction:

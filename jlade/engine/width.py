@@ -12,7 +12,7 @@ from jlade.config import LookaheadConfig
 from jlade.costs import choice, learned
 from jlade.costs.learned import Learned
 from jlade.decoding.state import DecodeConfig, DecodeState
-from jlade.generation import lookahead as lookahead_lib
+from jlade.generation.lookahead import with_prediction
 from jlade.generation.request import Setup
 from jlade.lookahead import adaptive
 from jlade.lookahead.adaptive import Pace
@@ -51,7 +51,7 @@ def resolve(
     numbers, is_auto = sizes(num_rows, setup.config.mesh), given == "auto"
     setting = choose(params, setup.config, numbers) if is_auto else setup.config.lookahead
     if predicts:
-        setting = lookahead_lib.with_prediction(setting, given)
+        setting = with_prediction(setting, given)
     if not is_auto:
         return setting, {number: Width(setup.costs) for number in numbers}
     return setting, learned_widths(params, dataclasses.replace(setup.config, lookahead=setting), numbers)

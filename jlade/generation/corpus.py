@@ -19,8 +19,7 @@ from jlade.drafts.recycled import RecycledLogits
 from jlade.drafts.source import RANKS, State
 from jlade.drafts.suffix import BLOCK, LATEST, LONGEST, RECENT, TextIndex
 from jlade.drafts.tree import NONE
-from jlade.generation import prompts as prompts_lib
-from jlade.generation.prompts import SMALLEST_CAPACITY, Prompt
+from jlade.generation.prompts import SMALLEST_CAPACITY, Prompt, round_up, token_ids
 from jlade.generation.text import Tokenizer
 
 MAX_TOKENS = 2**27  # ranks of matches are 32-bit numbers
@@ -137,11 +136,11 @@ def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) ->
             tokens, num_tokens = mesh_lib.fetch((one.tokens, one.num_tokens))
             parts += [row[:length] for row, length in zip(tokens, num_tokens, strict=True)]
         else:
-            parts.append(prompts_lib.token_ids(f"{name}[{i}]", one, tokenizer, vocab_size))
+            parts.append(token_ids(f"{name}[{i}]", one, tokenizer, vocab_size))
     tokens = np.concatenate([np.append(ids, NONE) for ids in parts]) if parts else np.array([NONE])
     if len(tokens) > MAX_TOKENS:
         raise ValueError(f"{name} must have at most {MAX_TOKENS} tokens, with one after each text, got {len(tokens)}")
-    size = prompts_lib.round_up(len(tokens), SMALLEST_CAPACITY)
+    size = round_up(len(tokens), SMALLEST_CAPACITY)
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 
 
@@ -184,7 +183,7 @@ def of_prompts(prompts: Sequence[np.ndarray], capacity: int, lookahead: Lookahea
     """Returns the initial states of sources that have an index of each prompt, for texts of so many tokens."""
     if "suffix" not in lookahead.reach or capacity < LONG:
         return {}
-    size = prompts_lib.round_up(capacity, SMALLEST_CAPACITY)
+    size = round_up(capacity, SMALLEST_CAPACITY)
     indices = [build(np.pad(ids, (0, size - len(ids)), constant_values=NONE)) for ids in prompts]
     return {"suffix": jax.tree.map(lambda *arrays: np.stack(arrays), *indices)}
 

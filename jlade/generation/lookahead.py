@@ -13,7 +13,7 @@ from jlade.generation.options import Options
 from jlade.models.base import Decoder, Params
 
 
-def choose(
+def choose_setting(
     options: Options, params: Params, decoder: Decoder, batch_size: int, mesh: Mesh | None, chunks: Chunks
 ) -> tuple[LookaheadConfig, Learned | None]:
     """Returns the setting for B sequences, and what earlier calls have taught about its costs if it is "auto"."""

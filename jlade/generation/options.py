@@ -15,10 +15,9 @@ from jlade.constraints.constraint import Constraint
 from jlade.constraints.grammar import Grammar
 from jlade.decoding.state import DecodeState
 from jlade.drafts.pool import NGramPool
-from jlade.generation import prompts as prompts_lib
 from jlade.generation.corpus import Texts
 from jlade.generation.prior import Prior
-from jlade.generation.prompts import Prompts
+from jlade.generation.prompts import OF_CHAT, Prompts
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
 
@@ -81,7 +80,7 @@ _HERE = {
     "no_repeat_ngram_size": "constraint=jlade.NoRepeatedNgrams(size, vocab_size)",
     "bad_words_ids": "constraint=jlade.BannedSequences.of(sequences, vocab_size)",
     **dict.fromkeys(("kv_cache_dtype", "cache_dtype", "type_k", "type_v"), 'kv_dtype="int8"'),
-    "messages": f"as the prompt {prompts_lib.OF_CHAT}",
+    "messages": f"as the prompt {OF_CHAT}",
 }
 
 

@@ -14,15 +14,14 @@ from jlade.config import SamplingConfig
 from jlade.constraints.tokens import Table
 from jlade.costs import attached
 from jlade.costs.learned import Learned
-from jlade.decoding import sampling as sampling_lib
-from jlade.decoding.sampling import Sampling
+from jlade.decoding.sampling import Sampling, to_arrays
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
 from jlade.decoding.stopping import Stopping
 from jlade.errors import ArgumentTypeError, ArgumentValueError, check_int
 from jlade.generation import constraining, earlier, placement, programs, stop_strings, text
 from jlade.generation import corpus as corpus_lib
-from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import prompts as prompts_lib
+from jlade.generation.lookahead import choose_setting, with_sources
 from jlade.generation.options import Options, keywords
 from jlade.generation.programs import Programs
 from jlade.generation.prompts import NO_PROMPT, HostArray, Prompts, Room, round_up
@@ -105,7 +104,7 @@ def resolve(params: Params, options: Options, batch_size: int) -> Setup:
     placement.check_batch(batch_size, mesh)
     device = mesh_lib.device_of(params, mesh)
     chunks = CHUNKS_ON_CPU if device.platform == "cpu" else CHUNKS
-    lookahead, so_far = lookahead_lib.choose(options, params, decoder, batch_size, mesh, chunks)
+    lookahead, so_far = choose_setting(options, params, decoder, batch_size, mesh, chunks)
     return Setup(
         config=DecodeConfig(
             decoder=decoder,
@@ -142,7 +141,7 @@ def fill(params: Params, setup: Setup, prompts: list[np.ndarray], options: Optio
     known = earlier.check(options, params, decoder, number, lookahead)
 
     names = [*known.shared, *([] if rules.tables is None else ["grammar"])]
-    lookahead = lookahead_lib.with_sources(lookahead, *names)
+    lookahead = with_sources(lookahead, *names)
     state = known.state
     capacity = prompts_lib.capacity(prompts, limits, decoder.max_positions)
     if state is not None:
@@ -367,7 +366,7 @@ def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling
     outside = [token for config in configs for token in dict(config.logit_bias or ()) if token >= vocab_size]
     if outside:
         raise ArgumentValueError("logit_bias", f"names token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
-    return sampling_lib.to_arrays(configs, vocab_size)
+    return to_arrays(configs, vocab_size)
 
 
 def _check_bans(sampling: Sampling, stopping: Stopping, vocab_size: int) -> None:
