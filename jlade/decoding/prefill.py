@@ -16,15 +16,7 @@ from jlade.constraints import constraint as constraints
 from jlade.constraints.constraint import Constraint
 from jlade.decoding import ahead, sampling, sharding
 from jlade.decoding.sampling import LogProbs, Sampling
-from jlade.decoding.state import (
-    Chunks,
-    DecodeConfig,
-    DecodeState,
-    Info,
-    Inputs,
-    Memory,
-    Prefix,
-)
+from jlade.decoding.state import Chunks, DecodeConfig, DecodeState, Info, Inputs, Memory, Prefix
 from jlade.drafts import graded
 from jlade.drafts.source import RANKS, Passage, Prompt, State, Text
 from jlade.drafts.sources import TABLE, Drafts, Sources

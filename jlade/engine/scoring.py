@@ -72,10 +72,6 @@ def of_chunk(params: Params, cache: Cache, prompts: jax.Array, *, config: Decode
         scores: LogProbs = jax.tree.map(lambda x: x.reshape(chunk, *x.shape[2:]), jax.lax.map(of_rows, rows))
         return scores
 
-    specs = (
-        sharding.param_specs(params, config.mesh),
-        sharding.cache_specs(config.decoder),
-        PartitionSpec(),
-    )
+    specs = sharding.param_specs(params, config.mesh), sharding.cache_specs(config.decoder), PartitionSpec()
     scores: LogProbs = mesh_lib.shard(of_device, config.mesh, specs, PartitionSpec())(params, cache, prompts)
     return scores

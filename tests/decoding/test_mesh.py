@@ -159,12 +159,7 @@ def test_all_that_a_call_may_bring():
     params = quantize(tiny_llama(num_heads=8, num_kv_heads=4, intermediate_size=32))
     mesh = jlade.make_mesh(1, 2, 4)
     placed = sharding.put(params, sharding.mesh_for(params.config, mesh))
-    options = {
-        "lookahead": PAPER,
-        "tokenizer": tiny_tokenizer(),
-        "stop": ["aab"],
-        "max_new_tokens": 16,
-    }
+    options = {"lookahead": PAPER, "tokenizer": tiny_tokenizer(), "stop": ["aab"], "max_new_tokens": 16}
     kept = {"keep_state": True, "with_statistics": True}
     first, second = (jlade.generate(p, PROMPTS[0], **options, **kept) for p in (params, placed))
     assert_same(second, first)

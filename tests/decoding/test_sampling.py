@@ -243,15 +243,7 @@ def sampled_next_token(params, config, key, row, prompt_length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lookahead",
-    [
-        LOOKAHEADS[4],
-        LOOKAHEADS[5],
-        LOOKAHEADS[-1],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("lookahead", [LOOKAHEADS[4], LOOKAHEADS[5], LOOKAHEADS[-1]], ids=str)
 def test_sampled_texts_are_the_same_for_every_setting(lookahead):
     """Each control alone, all together, and none: a sequence each, so that all share one program per setting."""
     prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(CONTROLS))]

@@ -98,11 +98,7 @@ def test_a_larger_corpus_of_the_same_power_of_two_compiles_nothing():
 
 
 @pytest.mark.slow
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([1, 2, 5, 300]),
-    st.lists(st.integers(1, 2500), max_size=6),
-)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 5, 300]), st.lists(st.integers(1, 2500), max_size=6))
 def test_matches_are_those_of_a_search_through_all_texts(seed, vocab_size, lengths):
     """Few tokens give long runs of equal places, many give few matches; both spread over blocks of the index."""
     rng = np.random.default_rng(seed)
