@@ -35,10 +35,10 @@ from jlade.generation.corpus import Texts
 from jlade.generation.lookahead import with_sources
 from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prior import Prior
-from jlade.generation.programs import Facts
 from jlade.generation.prompts import HostArray, Prompt, Prompts, whole
 from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation
+from jlade.generation.saved_programs import Facts
 from jlade.generation.text import Tokenizer
 from jlade.mesh import device_of
 from jlade.models.base import Decoder, Params

@@ -19,8 +19,8 @@ from jlade.engine import copies, rows, scoring
 from jlade.engine.pages import PagePool
 from jlade.engine.rows import EngineState, Row, StepProgram
 from jlade.engine.width import Width
-from jlade.generation.programs import Facts, described
 from jlade.generation.prompts import HostArray
+from jlade.generation.saved_programs import Facts, described
 from jlade.lookahead import adaptive
 from jlade.models.base import Params
 

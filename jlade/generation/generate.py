@@ -12,7 +12,7 @@ import numpy as np
 from jlade import mesh
 from jlade.decoding import ahead, loop, prefill, sharding
 from jlade.decoding.state import DecodeState
-from jlade.generation import memory, programs, results
+from jlade.generation import memory, results, saved_programs
 from jlade.generation import request as request_lib
 from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
@@ -189,7 +189,7 @@ def _answered(params: Params, request: DecodeRequest) -> Callable[[], contextlib
     """Returns contexts in which the programs of a request run, if it has any."""
     if request.programs is None:
         return contextlib.nullcontext
-    facts = functools.partial(programs.facts_of, params, request.inputs, request.config)
+    facts = functools.partial(saved_programs.facts_of, params, request.inputs, request.config)
     return functools.partial(ahead.intercept, request.programs.handler(facts))
 
 

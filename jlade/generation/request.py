@@ -18,13 +18,13 @@ from jlade.decoding.sampling import Sampling, to_arrays
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
 from jlade.decoding.stopping import Stopping
 from jlade.errors import ArgumentTypeError, ArgumentValueError, check_int
-from jlade.generation import constraining, earlier, placement, programs, stop_strings, text
+from jlade.generation import constraining, earlier, placement, saved_programs, stop_strings, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.lookahead import choose_setting, with_sources
 from jlade.generation.options import Options, keywords
-from jlade.generation.programs import Programs
 from jlade.generation.prompts import NO_PROMPT, HostArray, Prompts, Room, round_up
+from jlade.generation.saved_programs import SavedPrograms
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import adaptive
 from jlade.models.base import Decoder, Params
@@ -39,7 +39,7 @@ class Setup(NamedTuple):
     costs: HostArray | None  # of steps; see `Inputs.costs`
     tokenizer: Tokenizer | None
     learned: Learned | None  # the costs of steps, where calls are to learn them
-    programs: Programs | None  # to run instead of compiling
+    programs: SavedPrograms | None  # to run instead of compiling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DecodeRequest:
     with_statistics: bool
     keep_state: bool = False
     learned: Learned | None = None  # of `Setup`
-    programs: Programs | None = None  # of `Setup`
+    programs: SavedPrograms | None = None  # of `Setup`
 
 
 @keywords(Options)
@@ -117,7 +117,7 @@ def resolve(params: Params, options: Options, batch_size: int) -> Setup:
         costs=adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn),
         tokenizer=tokenizer,
         learned=so_far if options.learn else None,
-        programs=None if options.programs is None else programs.find(options.programs, device),
+        programs=None if options.programs is None else saved_programs.find(options.programs, device),
     )
 
 

@@ -16,7 +16,7 @@ from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.engine import engine as engine_lib
 from jlade.engine.engine import Engine
 from jlade.errors import check_int
-from jlade.generation import earlier, programs, request, stop_strings, text
+from jlade.generation import earlier, request, saved_programs, stop_strings, text
 from jlade.generation.options import Options, unknown
 from jlade.generation.prompts import NO_PROMPT
 from jlade.generation.text import Tokenizer
@@ -82,7 +82,7 @@ def compile(
             loop.decode(params, earlier.continued(asked.inputs, state), decode_config)
 
     made = targets.programs_of(run, target, anew=True)
-    programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))
+    saved_programs.save(output, made, target, saved_programs.facts_of(params, asked.inputs, decode_config))
 
 
 @mesh_lib.without_ambient_mesh()
@@ -119,7 +119,7 @@ def compile_engine(
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), params)
     with place, Engine(params, **(given | options)) as engine:
         made = targets.programs_of(lambda: collections.deque(engine.compile(), maxlen=0), found.target, anew=True)
-        programs.save(output, made, found.target, engine_lib.facts_of(engine))
+        saved_programs.save(output, made, found.target, engine_lib.facts_of(engine))
 
 
 class _Found(NamedTuple):

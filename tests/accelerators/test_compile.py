@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import jlade
-from jlade.generation import programs
+from jlade.generation import saved_programs
 from jlade.inspection import targets
 from tests.accelerators.needs import device
 from tests.tiny import PAPER, tiny_llama
@@ -28,7 +28,7 @@ class Reader(pickle.Unpickler):
 
 def check(directory, target):
     """Checks that the programs are for the target, can be read, and are refused here; returns their names."""
-    manifest = json.loads((directory / programs.MANIFEST).read_text())
+    manifest = json.loads((directory / saved_programs.MANIFEST).read_text())
     assert manifest["made_for"]["device"] == target.device_kind
     for each in manifest["programs"]:
         program, arguments, results = pickle.loads((directory / each["file"]).read_bytes())
@@ -38,7 +38,7 @@ def check(directory, target):
         assert len(read.xla_executable) > 1000
     here = jax.devices()[0]
     with pytest.warns(UserWarning, match=f"device is {target.device_kind} in the file and .* here"):
-        found = programs.find(directory, here)
+        found = saved_programs.find(directory, here)
     assert found._programs == []
     return [each["program"] for each in manifest["programs"]]
 

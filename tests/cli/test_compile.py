@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jlade import cli
-from jlade.generation import programs
+from jlade.generation import saved_programs
 from tests.compilations import recorded
 
 OPTIONS = ["--temperature", "0.7"]
@@ -111,4 +111,4 @@ def test_arguments_that_are_refused(directory, tmp_path, refused):
         (["--engine", "serve", "--max-sequences", "0"], "max_sequences must be"),
     ):
         assert message in refused(["compile", "--output", directory, *options])
-    assert not (tmp_path / "programs" / programs.MANIFEST).exists()
+    assert not (tmp_path / "programs" / saved_programs.MANIFEST).exists()

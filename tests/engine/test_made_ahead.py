@@ -16,7 +16,7 @@ import pytest
 import jlade
 from jlade.engine import engine as engine_lib
 from jlade.engine import rows
-from jlade.generation import programs
+from jlade.generation import saved_programs
 from jlade.inspection import targets
 from tests.compilations import recorded
 from tests.generation.test_programs import EVENTS, told
@@ -62,7 +62,7 @@ def named(tmp_path_factory):
     directory, device = tmp_path_factory.mktemp("named") / "programs", jax.devices()[0]
     ((call, compiled),) = targets.programs_of(lambda: rows._or(*ARRAYS), device, anew=True)
     with made_engine() as engine:
-        programs.save(directory, [(call, compiled)], device, engine_lib.facts_of(engine))
+        saved_programs.save(directory, [(call, compiled)], device, engine_lib.facts_of(engine))
     return directory, call._replace(arrays=ARRAYS)
 
 
@@ -138,9 +138,9 @@ def test_each_difference_is_named_when_the_engine_is_made(named, words):
 
 def test_programs_of_calls_are_refused(named, tmp_path):
     copied = shutil.copytree(named[0], tmp_path / "programs")
-    manifest = json.loads((copied / programs.MANIFEST).read_text())
+    manifest = json.loads((copied / saved_programs.MANIFEST).read_text())
     manifest["call"]["use"] = "call"
-    (copied / programs.MANIFEST).write_text(json.dumps(manifest))
+    (copied / saved_programs.MANIFEST).write_text(json.dumps(manifest))
     with told() as messages:
         made_engine(programs=copied).close()
     (message,) = messages
@@ -150,7 +150,7 @@ def test_programs_of_calls_are_refused(named, tmp_path):
 @pytest.mark.slow
 def test_a_truncated_program_is_compiled(made, tmp_path):
     copied = shutil.copytree(made, tmp_path / "programs")
-    manifest = json.loads((copied / programs.MANIFEST).read_text())
+    manifest = json.loads((copied / saved_programs.MANIFEST).read_text())
     file = next(each["file"] for each in manifest["programs"] if each["program"] == "_or")
     (copied / file).write_bytes((copied / file).read_bytes()[:100])
     with told() as messages:
@@ -161,14 +161,14 @@ def test_a_truncated_program_is_compiled(made, tmp_path):
 
 def test_threads_load_a_program_once(named, monkeypatch):
     directory, call = named
-    found, load, loads = programs.Programs(directory, jax.devices()[0]), programs.pickle.loads, []
+    found, load, loads = saved_programs.SavedPrograms(directory, jax.devices()[0]), saved_programs.pickle.loads, []
 
     def slowly(content):
         loads.append(content)
         time.sleep(0.1)  # the other threads ask meanwhile
         return load(content)
 
-    monkeypatch.setattr(programs.pickle, "loads", slowly)
+    monkeypatch.setattr(saved_programs.pickle, "loads", slowly)
     results, run = [], found.handler(dict)
     threads = [threading.Thread(target=lambda: results.append(run(call).tolist())) for _ in range(4)]
     for thread in threads:

@@ -285,7 +285,7 @@ FAULTS = (
     ),
     Fault(
         "an engine runs the programs of another one",
-        "jlade.generation.programs.Programs.are_for",
+        "jlade.generation.saved_programs.SavedPrograms.are_for",
         lambda right: lambda self, facts: True,
         ("tests/engine/test_made_ahead.py::test_each_difference_is_named_when_the_engine_is_made",),
     ),

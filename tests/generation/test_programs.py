@@ -15,7 +15,7 @@ import pytest
 
 import jlade
 from jlade.decoding import ahead
-from jlade.generation import programs, request
+from jlade.generation import request, saved_programs
 from jlade.inspection import targets
 from tests.compilations import recorded
 from tests.tiny import PAPER, tiny_llama
@@ -105,7 +105,7 @@ def test_programs_that_the_cache_has_are_compiled_anew(made, tmp_path):
 
 def test_memory_is_still_taken_over(made):
     inputs, config = jlade.prepare(params(), [1, 2, 3], **OPTIONS)
-    run = programs.find(made, jax.devices()[0]).handler(lambda: programs.facts_of(params(), inputs, config))
+    run = saved_programs.find(made, jax.devices()[0]).handler(lambda: saved_programs.facts_of(params(), inputs, config))
     with ahead.intercept(run):
         state = jlade.start(jlade.prefill(params(), inputs, config), inputs, config)
         after = jlade.run_steps(params(), state, config, 1)
@@ -150,26 +150,26 @@ CHANGES = {
 @pytest.mark.parametrize("words", CHANGES)
 def test_each_difference_of_a_call_is_named(made, words):
     inputs, config = jlade.prepare(params(), [1, 2, 3], **(OPTIONS | CHANGES[words]))
-    found = programs.find(made, jax.devices()[0])
-    assert words in programs._differences(found._facts, programs.facts_of(params(), inputs, config))
+    found = saved_programs.find(made, jax.devices()[0])
+    assert words in saved_programs._differences(found._facts, saved_programs.facts_of(params(), inputs, config))
 
 
 def test_each_difference_of_the_model_is_named(made):
     inputs, config = jlade.prepare(params(), [1, 2, 3], **OPTIONS)
-    facts = programs.find(made, jax.devices()[0])._facts
-    assert programs._differences(facts, programs.facts_of(params(), inputs, config)) == ""
+    facts = saved_programs.find(made, jax.devices()[0])._facts
+    assert saved_programs._differences(facts, saved_programs.facts_of(params(), inputs, config)) == ""
     half = jax.tree.map(lambda x: x.astype("bfloat16"), params())
-    assert "params.embedding is float32[14, 16] in the file" in programs._differences(
-        facts, programs.facts_of(half, inputs, config)
+    assert "params.embedding is float32[14, 16] in the file" in saved_programs._differences(
+        facts, saved_programs.facts_of(half, inputs, config)
     )
 
 
-@pytest.mark.parametrize("fact", programs.here(jax.devices("cpu")[0]))
+@pytest.mark.parametrize("fact", saved_programs.here(jax.devices("cpu")[0]))
 def test_programs_for_another_machine_are_refused(copied, fact):
-    manifest = json.loads((copied / programs.MANIFEST).read_text())
+    manifest = json.loads((copied / saved_programs.MANIFEST).read_text())
     here = manifest["made_for"][fact]
     manifest["made_for"][fact] = "another"
-    (copied / programs.MANIFEST).write_text(json.dumps(manifest))
+    (copied / saved_programs.MANIFEST).write_text(json.dumps(manifest))
     with told() as messages:
         assert texts(programs=copied) == texts(programs=copied) == texts()
     (message,) = messages
@@ -177,7 +177,7 @@ def test_programs_for_another_machine_are_refused(copied, fact):
     assert f"and {here} here" in message
 
 
-@pytest.mark.parametrize("file", ["0.program", programs.MANIFEST])
+@pytest.mark.parametrize("file", ["0.program", saved_programs.MANIFEST])
 def test_a_truncated_file_is_refused(copied, file):
     content = (copied / file).read_bytes()
     (copied / file).write_bytes(content[: len(content) // 2])
@@ -196,7 +196,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("content", FOREIGN)
 def test_a_foreign_manifest_is_refused(tmp_path, content):
-    (tmp_path / programs.MANIFEST).write_text(content)
+    (tmp_path / saved_programs.MANIFEST).write_text(content)
     with told() as messages:
         assert texts(programs=tmp_path) == texts()
     assert FOREIGN[content] in messages[0]
@@ -205,11 +205,11 @@ def test_a_foreign_manifest_is_refused(tmp_path, content):
 def test_a_program_that_is_none_is_refused(copied):
     """With the right SHA-256."""
     content = pickle.dumps((b"", None, None))
-    manifest = json.loads((copied / programs.MANIFEST).read_text())
+    manifest = json.loads((copied / saved_programs.MANIFEST).read_text())
     for each in manifest["programs"]:
         (copied / each["file"]).write_bytes(content)
-        each["sha256"] = programs.hashlib.sha256(content).hexdigest()
-    (copied / programs.MANIFEST).write_text(json.dumps(manifest))
+        each["sha256"] = saved_programs.hashlib.sha256(content).hexdigest()
+    (copied / saved_programs.MANIFEST).write_text(json.dumps(manifest))
     with told() as messages:
         assert texts(programs=copied) == texts()
     assert len(set(messages)) == len(messages) > 1
@@ -225,10 +225,10 @@ def test_an_error_while_writing_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    call = programs.Call("_run", None, {}, None, (), {})
-    monkeypatch.setattr(programs.serialize_executable, "serialize", fail)
+    call = saved_programs.Call("_run", None, {}, None, (), {})
+    monkeypatch.setattr(saved_programs.serialize_executable, "serialize", fail)
     with pytest.raises(OSError, match="disk full"):
-        programs.save(tmp_path / "programs", [(call, None)], jax.devices()[0], {})
+        saved_programs.save(tmp_path / "programs", [(call, None)], jax.devices()[0], {})
     assert list(tmp_path.iterdir()) == []
 
 

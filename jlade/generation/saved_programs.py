@@ -98,7 +98,7 @@ def described(named: Facts, params: Params, config: DecodeConfig, **more: Any) -
     return dict(itertools.chain(named.items(), *(_described(name, value) for name, value in values.items())))
 
 
-class Programs:
+class SavedPrograms:
     """The programs of a directory, loaded when a call needs them."""
 
     def __init__(self, path: pathlib.Path, device: jax.Device):
@@ -196,7 +196,7 @@ class Programs:
         warnings.warn(message, stacklevel=2)
 
 
-def find(path: str | os.PathLike[str], device: jax.Device) -> Programs:
+def find(path: str | os.PathLike[str], device: jax.Device) -> SavedPrograms:
     """Returns the programs of a directory. A process reads it once, unless it is written anew.
 
     Raises:
@@ -213,8 +213,8 @@ def find(path: str | os.PathLike[str], device: jax.Device) -> Programs:
 
 
 @functools.lru_cache(maxsize=8)
-def _find(path: pathlib.Path, device: jax.Device, *version: int) -> Programs:
-    return Programs(path, device)
+def _find(path: pathlib.Path, device: jax.Device, *version: int) -> SavedPrograms:
+    return SavedPrograms(path, device)
 
 
 def _arguments(call: Call) -> str:
