@@ -3,10 +3,15 @@
 import numpy as np
 
 
+def text_of(out, row=0) -> list[int]:
+    """Returns the tokens of a row of a generation."""
+    return out.tokens[row, : out.lengths[row]].tolist()
+
+
 def assert_text(out, tokens, accepted=None, row=0, name=None) -> None:
     """Asserts that a row of a generation has the tokens, and as many of them in each step as `accepted` says."""
     name = name or f"row {row}"
-    found, steps = out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
+    found, steps = text_of(out, row), out.accepted[row, : out.steps[row]].tolist()
     assert found == list(tokens), difference(found, tokens, steps, name)
     if accepted is not None:
         assert steps == list(accepted), f"{name}: its steps accept {steps} tokens, not {list(accepted)}"

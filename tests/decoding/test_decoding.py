@@ -25,7 +25,7 @@ from jlade.generation.lookahead import with_sources
 from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
-from tests.texts import assert_text
+from tests.texts import assert_text, text_of
 from tests.tiny import PAPER, slow, slow_but, tiny_llama
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
@@ -156,7 +156,7 @@ def assert_equals_reference(seed, prompt, limit, lookahead, key=None, eos_ids=()
 
 
 def generated(out, row=0):
-    return out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
+    return text_of(out, row), out.accepted[row, : out.steps[row]].tolist()
 
 
 @pytest.mark.parametrize("lookahead", slow_but(SETTINGS, SETTINGS[0], SETTINGS[11], SETTINGS[13], PLAIN), ids=str)

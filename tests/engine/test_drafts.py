@@ -11,7 +11,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.config import PLAIN
 from jlade.costs import choice
 from tests.compilations import recorded
-from tests.texts import assert_same_texts
+from tests.texts import assert_same_texts, text_of
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
 PARAMS, TOKENIZER = tiny_llama(3), tiny_tokenizer()
@@ -26,10 +26,6 @@ def engine(**changes):
 
 def alone(prompt, **options):
     return jlade.generate(PARAMS, prompt, tokenizer=TOKENIZER, lookahead=None, **LONG | options)
-
-
-def text_of(result):
-    return result.tokens[0, : result.lengths[0]].tolist()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from jlade.drafts import graded, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
-from tests.texts import assert_same_texts
+from tests.texts import assert_same_texts, text_of
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama(2, max_positions=128)
@@ -36,14 +36,10 @@ def find(index, last):
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=30, lookahead=TREE)
 
 
-def text_of(prompt, out):
-    return [*prompt, *out.tokens[0, : out.lengths[0]].tolist()]
-
-
 @pytest.mark.slow
 def test_the_text_is_the_same_in_fewer_steps():
     cold = generate([3, 1, 4], keep_state=True, with_statistics=True)
-    for corpus in ([text_of([3, 1, 4], cold)], [cold.state], [[7, 7], cold.state, [5]]):
+    for corpus in ([[3, 1, 4, *text_of(cold)]], [cold.state], [[7, 7], cold.state, [5]]):
         warm = generate([3, 1, 4], corpus=corpus, with_statistics=True)
         assert_same_texts(warm, cold)
         assert warm.steps[0] < cold.steps[0]
@@ -141,7 +137,7 @@ def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=1024), max_new_tokens=40, lookahead=TREE)
     prompts = [[3, 1, 4, 1, 5] * 9, [9, 2]]
     expected, first = generate(prompts), generate(prompts[0])
-    turn = [*text_of(prompts[0], first), 4, 1]
+    turn = [*prompts[0], *text_of(first), 4, 1]
     later = generate(turn)
     monkeypatch.setattr(corpus_lib, "LONG", 1024)
     monkeypatch.setattr(suffix, "RECENT", 64)

@@ -11,6 +11,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.drafts import prediction
 from jlade.drafts.prediction import SECOND, Reading
 from jlade.generation import earlier
+from tests.texts import text_of
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama()
@@ -20,10 +21,6 @@ TREE = LookaheadConfig.tree(30)
 
 def generate(prompt, **options):
     return jlade.generate(PARAMS, prompt, **{"max_new_tokens": 40, "lookahead": TREE} | options)
-
-
-def text_of(out, row=0):
-    return out.tokens[row, : out.lengths[row]].tolist()
 
 
 @pytest.mark.slow
