@@ -278,8 +278,11 @@ def _start_of_device(
 def _constraint_state(inputs: Inputs, axes: Any) -> Any:
     if inputs.constraint is None:
         return None
-    start = jax.vmap(lambda constraint, tokens, length: constraint.start(tokens, length), in_axes=(axes, 0, 0))
-    return start(inputs.constraint, inputs.prompts, inputs.lengths)
+
+    def start(constraint: Constraint, tokens: jax.Array, length: jax.Array) -> Any:
+        return constraint.start(tokens, length)
+
+    return jax.vmap(start, in_axes=(axes, 0, 0))(inputs.constraint, inputs.prompts, inputs.lengths)
 
 
 def _kept(inputs: Inputs, keys: jax.Array) -> Inputs:
