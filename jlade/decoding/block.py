@@ -100,9 +100,7 @@ def lay_out(state: DecodeState, config: DecodeConfig, level: Level, until: jax.A
     """Returns the block of a step: the window at the state's columns, and the first of the state's drafts.
 
     Args:
-      state: before the step.
-      config: the static settings.
-      level: the width of the step.
+      state, config, level: of the step.
       until: [B] int32, for sequences that read their prompts: the largest `num_tokens` after the step; None where none
         reads.
 
@@ -170,12 +168,9 @@ def _with_prompts(block: Block, state: DecodeState, until: jax.Array, chunk_size
 
 
 def passage(state: DecodeState, block: Block, best: jax.Array) -> Passage:
-    """Returns the prompt tokens of a block with what sources of drafts learn from them, fields [B, ...].
+    """Returns the prompt tokens of a block in which rows read, for sources of drafts: fields [B, ...].
 
-    Args:
-      state: before the step.
-      block: of a step in which rows read.
-      best: [B, T, k] int32, the most probable tokens after those of the block, graded.
+    The state is that before the step. `best` [B, T, k] int32 has the most probable tokens after those of the block.
     """
     assert block.num_read is not None
     before = jax.vmap(lambda tokens, length: jnp.where(length > 1, tokens[length - 2], NONE))(

@@ -41,12 +41,7 @@ def rejects(state: DecodeState, level: Level) -> bool:
 def predict(state: DecodeState, block: Block, logits: jax.Array, config: DecodeConfig, level: Level) -> Predictions:
     """Returns the predictions after the outputs of a block: the controls make them of the model's logits, then a draw.
 
-    Args:
-      state: of one sequence, before the step.
-      block: of the step.
-      logits: [R', V'] of the device's outputs.
-      config: the static settings.
-      level: the width of the step.
+    All is of one sequence before the step, with the logits [R', V'] of the device's outputs.
     """
     vocabulary = config.vocabulary
     if rejects(state, level) or config.logprobs or state.inputs.sampling.filters:
@@ -83,9 +78,8 @@ def _control(
 
     Args:
       state, block, level: of the step.
-      logits: [R, V'] of the tokens of `vocabulary`.
+      logits: [R, V'] of the tokens of `vocabulary`, which are all or the slice of the device.
       positions: [R] int32, of the outputs, relative to the position of the current token.
-      vocabulary: all tokens, or the slice of the device.
 
     Returns:
       The processed logits [R, V'], and the states of the constraint, as `Predictions` has them.

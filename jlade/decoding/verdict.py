@@ -34,14 +34,7 @@ def verify(state: DecodeState, block: Block, predictions: Predictions, config: D
 
     The longest draft that the model agrees with is cut before the first token whose logits, after processing, are not
     finite, and where the text ends. Logits that no accepted token comes from may have any values. A text that
-    needs others ends.
-
-    Args:
-      state: of one sequence, before the step. One that makes no step accepts nothing.
-      block: of the step.
-      predictions: after the outputs of the block.
-      config: the static settings.
-      level: the width of the step.
+    needs others ends. All is of one sequence before the step; one that makes no step accepts nothing.
     """
     first_draft, max_accepted = 1 + level.setting.window_size, level.setting.max_accepted
     if predict.rejects(state, level):

@@ -240,10 +240,7 @@ def draft(
 def _guided(best: jax.Array, kind: jax.Array, constraint: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns tokens and their kinds [Q, R] without those that a constraint refuses, and with those likely by it.
 
-    Args:
-      best, kind: [Q, R] int32.
-      constraint: of a `Guide`.
-      states: [Q], before the tokens.
+    The constraint of a `Guide` has the `states` [Q] before the tokens.
     """
     best = jnp.where(constraint.after(states[:, None], jnp.maximum(best, 0)) < 0, NONE, best)
     likely, is_certain = constraint.likely(states)

@@ -141,11 +141,7 @@ class Sources:
     def learn(self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step) -> Drafts:
         """Returns the drafts of a step with the states and the record after it; their tree stays that of the step.
 
-        Args:
-          drafts: for the step.
-          tokens: [A] int32, the tokens after the current one.
-          num_accepted: [] int32, how many of these were accepted.
-          step: its observations.
+        Of `tokens` [A] int32, those after the current one, `num_accepted` were accepted.
         """
         record = drafts.record
         if record is not None and drafts.proposals is not None:

@@ -169,12 +169,9 @@ def find_long(
 
 
 def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple[jax.Array, jax.Array]:
-    """Returns what `find` returns, given some places [n] int32 of a text, which may repeat, and their matches [n].
+    """Returns what `find` returns for a text of `size` tokens, given places [n] int32 of it and their matches [n].
 
-    Args:
-      places, matched: all places that may be among the result, and how many tokens match before each.
-      size: C, tokens of the text.
-      number: R.
+    The places may repeat, and have all of the result among them.
     """
     ranks = jnp.where(matched > 0, matched * size + places, 0)
     highest = []

@@ -74,11 +74,7 @@ class Job:
         return rows.Row.of(inputs, self._place, vocab_size, self._size, self._shared)
 
     def read(self, row: rows.RowView) -> Piece:
-        """Returns the tokens that steps added, up to the end of the text.
-
-        Args:
-          row: after the steps.
-        """
+        """Returns the tokens that steps added, up to the end of the text, given its row after them."""
         begin, end = self.length, int(row.num_tokens[0])
         new = row.tokens[0, begin:end]
         length = self._find_end(new)

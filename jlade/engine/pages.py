@@ -98,12 +98,7 @@ class PagePool:
         return self._allocators[group].num_free
 
     def attach(self, cache: Cache, held: Mapping[int, Sequence[int]]) -> Cache:
-        """Returns a cache with the pages, for a program that takes them over.
-
-        Args:
-          cache: of B rows, without pages.
-          held: the pages of some of them.
-        """
+        """Returns a cache of B rows with the pages that some of them hold, for a program that takes them over."""
         if not self.is_used:
             return cache
         table: HostArray = np.zeros((len(cache.length), self._num_places), np.int32)
@@ -210,11 +205,9 @@ class PagePool:
 
 
 class Allocator:
-    """Pages 1 to P, and how many texts hold each. A page without one is free. Page 0 is never given to a text.
+    """Pages 1 to P, each of `size` tokens, and how many texts hold each. A page without one is free.
 
-    Args:
-      number: P.
-      size: tokens of a page.
+    Page 0 is never given to a text.
     """
 
     def __init__(self, number: int, size: int):

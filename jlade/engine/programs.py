@@ -120,11 +120,9 @@ class Programs:
         return Others(num_rows, "prefixes") not in self._left
 
     def begin(self, row: Row, first: StepProgram) -> None:
-        """Makes requests wait for the programs that `compile_next` compiles.
+        """Makes requests wait for the programs that `compile_next` compiles, those with the controls `first` first.
 
-        Args:
-          row: of any request.
-          first: the controls of most requests.
+        `row` is that of any request.
         """
         self._row = ahead.shapes(row)
         usual, least = (first, StepProgram.GREEDY, StepProgram.SAMPLED), self._sizes[:1]

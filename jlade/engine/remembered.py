@@ -47,14 +47,12 @@ class Text(NamedTuple):
 
 
 class Remembered:
-    """Texts by the keys of their requests, as many as fit into a memory. Any thread may use it.
+    """Texts by the keys of their requests, as many as fit into `memory` bytes. Any thread may use it.
 
     Those that were made or found least recently are dropped first, whatever their keys.
 
-    Args:
-      memory: bytes of all texts.
-
     Attributes:
+      num_bytes: of all texts.
       num_changes: texts that were added.
     """
 
@@ -76,12 +74,9 @@ class Remembered:
             return list(self._texts.values())
 
     def add(self, key: str, tokens: np.ndarray, begin: int) -> None:
-        """Adds a text, unless it has no answer or exceeds the memory alone.
+        """Adds a text [n] int32, which begins with `begin` tokens of its prompt, under the key of its request.
 
-        Args:
-          key: of its request.
-          tokens: [n] int32, of the prompt and the answer.
-          begin: tokens of the prompt.
+        A text without an answer is left out, and so is one that exceeds the memory alone.
         """
         tokens = np.array(tokens, np.int32)
         text = Text(key, tokens, begin, np.unique(buckets(tokens)))
@@ -103,13 +98,8 @@ class Remembered:
         Each has a half of them at least: drafts from other answers would take the place of better ones. Each answer
         follows the last `LONGEST` tokens of its prompt, by which its place is found.
 
-        Args:
-          key: of the request.
-          prompt: [n] int32.
-          size: tokens of the result, more than `LONGEST`.
-
         Returns:
-          A reading of one row [1, size], which begins with the best answer.
+          A reading of one row [1, size], more than `LONGEST` tokens, which begins with the best answer.
         """
         wanted = np.zeros(BUCKETS, bool)
         wanted[buckets(prompt)] = True
@@ -147,9 +137,7 @@ class Remembered:
     def save(self, path: str | os.PathLike[str], vocabulary: str) -> None:
         """Writes all texts to a file that its owner alone may read. A file that is there is replaced as a whole.
 
-        Args:
-          path: of the file.
-          vocabulary: the `identity` of their tokens.
+        `vocabulary` is the `identity` of their tokens.
 
         Raises:
           OSError: names the file.
@@ -167,10 +155,6 @@ class Remembered:
 
     def load(self, path: str | os.PathLike[str], vocabulary: str, vocab_size: int) -> None:
         """Adds the texts of a file in their order of use. Those that exceed the memory are dropped.
-
-        Args:
-          path, vocabulary: of `save`.
-          vocab_size: of the model.
 
         Raises:
           ValueError: names the file, which is missing, broken, or of another version or vocabulary. No text is added.

@@ -10,12 +10,7 @@ T = TypeVar("T")
 
 
 class Scheduler(Generic[T]):
-    """Requests that wait and requests that have rows.
-
-    Args:
-      num_rows: number of rows.
-      max_waiting: most requests that wait.
-    """
+    """Requests that wait, up to `max_waiting`, and requests that have one of `num_rows` rows."""
 
     def __init__(self, num_rows: int, max_waiting: int):
         self._max_waiting = max_waiting

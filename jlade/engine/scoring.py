@@ -41,11 +41,10 @@ def score(params: Params, cache: Cache, prompts: Any, until: int, config: Decode
     It takes a pass of its own, as that which reads the chunk computes no logits.
 
     Args:
-      params: the model's parameters.
+      params, config: of the engine.
       cache: of the tokens before.
       prompts: [1, C] int32.
       until: the chunk ends before this token, if it does not earlier.
-      config: of the engine; its `top_logprobs` alternatives are found.
     """
     num_read, scores = mesh_lib.fetch((cache.length, of_chunk(params, cache, prompts, config=config)))
     read: LogProbs = jax.tree.map(lambda array: array[: until - num_read[0]], scores)

@@ -39,8 +39,7 @@ def resolve(
     """Returns the setting of an engine, and the widths of its states by their numbers of rows.
 
     Args:
-      params: the model's parameters.
-      setup: for all rows.
+      params, setup: for all rows.
       given: the setting as the caller gave it.
       num_rows: of all states, the most.
       predicts: whether requests have predictions.
@@ -62,11 +61,6 @@ def choose(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> Lookah
 
     It fixes the shapes of a row. If sizes have different settings, it has no window, so that steps of any width in
     between are possible.
-
-    Args:
-      params: the model's parameters.
-      config: the model and its devices.
-      sizes: those of `sizes`.
     """
     chosen = {choice.choose(params, config.decoder, size, config.mesh) for size in sizes}
     chosen = {dataclasses.replace(setting, relative_step_time=None) for setting in chosen}

@@ -106,9 +106,7 @@ def _content(content: Any, in_parts: bool) -> Any:
 def _one_system(messages: Sequence[Message], shows: Callable[[tuple[str, ...]], bool]) -> Sequence[Message]:
     """Returns a conversation with all system messages in one at the beginning, if the template would not show each.
 
-    Args:
-      messages: of the conversation.
-      shows: whether the template shows the contents of messages of these roles.
+    `shows` says whether the template shows the contents of messages of these roles.
     """
     systems = [message for message in messages if message["role"] == SYSTEM]
     others = [message for message in messages if message["role"] != SYSTEM]
@@ -124,14 +122,9 @@ def _one_system(messages: Sequence[Message], shows: Callable[[tuple[str, ...]], 
 
 @functools.lru_cache(maxsize=1024)
 def _shows(template: str, special: str, has_tools: bool, in_parts: bool, roles: tuple[str, ...]) -> bool:
-    """Whether a template writes the content of each message of a conversation.
+    """Whether a Jinja template writes the content of each message of a conversation between these roles.
 
-    Args:
-      template: in Jinja.
-      special: the names of special tokens, in JSON.
-      has_tools: whether there is a tool.
-      in_parts: whether the contents are lists of parts, and not texts.
-      roles: of the messages.
+    `special` has the names of special tokens, in JSON. The contents are texts or lists of parts; there may be a tool.
 
     Raises:
       EndedError: the template takes too long or too much memory.
@@ -156,12 +149,7 @@ def _shows(template: str, special: str, has_tools: bool, in_parts: bool, roles: 
 def encode(
     tokenizer: Any, messages: Sequence[Message], template: str | None = None, continue_final_message: bool = False
 ) -> list[int]:
-    """Returns the token ids of a conversation, up to the beginning of the next answer.
-
-    Args:
-      tokenizer, template: of `ChatTemplate`.
-      messages: with the keys "role" and "content".
-      continue_final_message: whether the last message is the beginning of that answer.
+    """Returns the token ids of a conversation, up to the beginning of the next answer or within its last message.
 
     Raises:
       ValueError: as `ChatTemplate.render` does.
@@ -220,10 +208,7 @@ def _check_names(file: pathlib.Path) -> None:
 class Renderer:
     """The process that renders templates. It starts with the first conversation, and anew after one that ended it.
 
-    Starting takes half a second, a conversation then less than a millisecond.
-
-    Args:
-      seconds: most time of a conversation.
+    Starting takes half a second, a conversation then less than a millisecond; one of more than `seconds` ends it.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:

@@ -191,11 +191,7 @@ def of_prompts(prompts: Sequence[np.ndarray], capacity: int, lookahead: Lookahea
 def recycled(texts: Texts, corpus: Corpus, batch_size: int, vocab_size: int) -> RecycledLogits:
     """Returns tables [B, ...] to begin with: the latest entries of the states, else the most frequent next tokens.
 
-    Args:
-      texts: as they were given.
-      corpus: their index.
-      batch_size: B.
-      vocab_size: V.
+    The texts are as they were given, and `corpus` is their index.
     """
     states = () if isinstance(texts, Corpus) else (one for one in texts if isinstance(one, DecodeState))
     tables = [state.sources.get("recycled") for state in states]

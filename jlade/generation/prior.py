@@ -148,9 +148,7 @@ def _means(keys: np.ndarray, best: np.ndarray, chances: np.ndarray) -> tuple[np.
 def _windows(tokens: np.ndarray, length: int) -> list[np.ndarray]:
     """Returns the texts in windows of up to `length` tokens, each a token after the one before it [l, 2] int32.
 
-    Args:
-      tokens: of texts, each followed by `NONE`, as `corpus.read` returns them.
-      length: of a window.
+    The tokens are those that `corpus.read` returns, of texts each followed by `NONE`.
     """
     pairs = np.stack([np.append(NONE, tokens[:-1]), tokens], axis=1).astype(np.int32)
     texts = np.split(pairs, np.flatnonzero(tokens == NONE))

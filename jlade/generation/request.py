@@ -330,10 +330,9 @@ def _check_key(key: Any, batch_size: int) -> jax.Array:
 
 
 def make_key(seed: int) -> jax.Array:
-    """Returns `jax.random.key(seed)`. JAX traces and compiles a program for that, which takes longer than a first step.
+    """Returns `jax.random.key(seed)` for a seed from 0 to 2**32 - 1.
 
-    Args:
-      seed: below 2**32, 0 or more.
+    JAX traces and compiles a program for that, which takes longer than a first step.
     """
     if jax.config.values["jax_default_prng_impl"] != "threefry2x32" or jax.config.values["jax_random_seed_offset"]:
         return jax.random.key(seed)

@@ -261,11 +261,9 @@ def warn_of_errors(generation: Generation) -> None:
 
 
 def of_piece(logprobs: Any, new: slice) -> dict[str, Any]:
-    """Returns the fields of a `Piece` that log-probabilities fill.
+    """Returns the fields of a `Piece` that log-probabilities fill, for the tokens of some places of one sequence.
 
-    Args:
-      logprobs: fields of `LogProbs` in NumPy, of one sequence; None without.
-      new: the places of the tokens.
+    `logprobs` are fields of `LogProbs` in NumPy; None without.
     """
     has_top = logprobs is not None and logprobs.top.shape[-1] > 0
     return {
@@ -276,12 +274,7 @@ def of_piece(logprobs: Any, new: slice) -> dict[str, Any]:
 
 
 def cut(accepted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the tokens that steps accepted [B, S] up to the ends of texts, 0 after them.
-
-    Args:
-      accepted: [B, S], the steps of a text may go on after its end.
-      lengths: [B] tokens of each text.
-    """
+    """Returns the tokens that steps accepted [B, S] up to the ends of texts of `lengths` [B] tokens, 0 after them."""
     kept = np.minimum(np.cumsum(accepted, axis=1), lengths[:, None])
     return np.diff(kept, axis=1, prepend=0).astype(np.int32)
 

@@ -52,8 +52,7 @@ def save(path: str | os.PathLike[str], made: Sequence[tuple[Call, Any]], device:
 
     Args:
       path: of the directory.
-      made: the calls of a decode, each with its program, a `jax.stages.Compiled`.
-      device: that they are for.
+      made: the calls of a decode, each with its program for the device, a `jax.stages.Compiled`.
       facts: of the call; see `facts_of`.
 
     Raises:

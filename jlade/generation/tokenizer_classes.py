@@ -44,10 +44,7 @@ class Parts(NamedTuple):
 def class_of(tokenizer: Tokenizer, config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
     """Returns the class in `PARTS` that AutoTokenizer makes of the files, or None where it reads tokenizer.json.
 
-    Args:
-      tokenizer: that of tokenizer.json.
-      config: tokenizer_config.json.
-      model: config.json.
+    The files are tokenizer.json, tokenizer_config.json (`config`) and config.json (`model`).
     """
     family = model.get("model_type")
     own = CLASSES.get(family) if isinstance(family, str) else None
