@@ -47,9 +47,7 @@ class Programs:
     """The programs that an engine may run: all before `begin`, as one that is not there compiles when it first runs.
 
     Args:
-      params, config: of the engine.
       widths: of the steps of a state, by its number of rows.
-      size: of the rows.
       pool: of the pages, for shapes of parameters.
       beside: whether rows read their prompts in the steps of the others.
     """

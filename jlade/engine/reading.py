@@ -72,11 +72,8 @@ class PromptReader:
     """Reads prompts, and keeps what has been read of prompts and texts.
 
     Args:
-      params, config: of the engine.
       num_rows, capacity: B and C.
       memory: bytes on all devices together for what is kept; by default as many as the rows take.
-      programs: those that are there.
-      pool: of the pages.
 
     Attributes:
       capacity: C.

@@ -24,10 +24,7 @@ class Running:
     """Requests in the rows of a decode state. A step takes time for each row of its state, with a request or without.
 
     Args:
-      params, config: of the engine.
       widths: of the steps of a state, by its number of rows. There are states of these sizes alone.
-      programs: those that are there.
-      pool: of the pages.
 
     Attributes:
       jobs: the requests, by their rows.

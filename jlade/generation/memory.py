@@ -25,11 +25,8 @@ SIGNS = "resource_exhausted", "out of memory"  # in the messages of these, which
 def explained(device: jax.Device, explain: Callable[[int], str]) -> Iterator[None]:
     """Turns the errors of allocations in the block into a `MemoryError` that explains them.
 
-    The arrays of the block are freed first, so that the process can go on with less.
-
-    Args:
-      device: one of those that the block uses.
-      explain: returns the arrays that the block needs and a remedy, given the bytes that are free without them.
+    The arrays of the block are freed first, so that the process can go on with less. `explain` returns the arrays that
+    the block needs and a remedy, given the bytes that are free on the device without them.
     """
     try:
         yield

@@ -110,8 +110,7 @@ def _check_settings(
 ) -> None:
     """Refuses other versions of tokenizer.json, and warns of settings by which transformers has other tokens or texts.
 
-    Args:
-      name: of the class that transformers makes of the files, if it is known.
+    `name` is that of the class that transformers makes of the files, if it is known.
     """
     versions = config.get("fast_tokenizer_files")
     if versions not in (None, [], ["tokenizer.json"]):
@@ -134,8 +133,7 @@ def _fix_mistral(
 ) -> None:
     """Divides words by Mistral's expression if the files say so, or warns where transformers does and it would differ.
 
-    Args:
-      version: of transformers that wrote config.json: files of the fifth are right.
+    `version` is that of transformers that wrote config.json: files of the fifth are right.
     """
     major = re.match(r"\d+", version)
     is_old = major is None or int(major[0]) < 5 or re.fullmatch(r"5(\.0)*\.?(a|b|rc|dev)\d*", version) is not None
