@@ -106,11 +106,7 @@ Texts = Corpus | Sequence[Prompt | DecodeState]
 
 
 def check(corpus: Texts, tokenizer: Tokenizer | None, vocab_size: int) -> Corpus:
-    """Returns the index of texts, for a vocabulary of V tokens.
-
-    Raises:
-      TypeError, ValueError: name the text, the value and what is accepted.
-    """
+    """Returns the index of texts, for a vocabulary of V tokens. Errors are those of `Corpus`."""
     if not isinstance(corpus, Corpus):
         tokens = read(corpus, tokenizer, vocab_size, "corpus")
         return Corpus.of(build(tokens), _followers(tokens))
@@ -122,8 +118,7 @@ def check(corpus: Texts, tokenizer: Tokenizer | None, vocab_size: int) -> Corpus
 def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> np.ndarray:
     """Returns the tokens of texts [S] int32, each followed by `NONE`; more of these before the first fill up.
 
-    Raises:
-      TypeError, ValueError: name the text, the value and what is accepted.
+    Errors are those of `Corpus`.
     """
     if isinstance(texts, str) or hasattr(texts, "__array__") or not isinstance(texts, Sequence):
         raise TypeError(

@@ -62,11 +62,7 @@ def check(options: Options, params: Params, decoder: Decoder, batch_size: int, l
 
 
 def searched(options: Options, vocab_size: int, lookahead: LookaheadConfig) -> dict[str, Any]:
-    """Returns the `Corpus` and the `Prior` of the options, those that the setting has use for, by the sources.
-
-    Raises:
-      TypeError, ValueError: name the option, the value and what is accepted.
-    """
+    """Checks `corpus` and `prior` of the options, and returns those that the setting has use for, by the sources."""
     found = {}
     for source, (name, check, needed) in _SHARED.items():
         if (value := getattr(options, name)) is None:
@@ -174,11 +170,7 @@ def reuse(
 
 
 def read_prediction(prediction: Any, tokenizer: Tokenizer | None, batch_size: int, vocab_size: int) -> Reading:
-    """Returns the predictions of B answers before their beginning, with texts [B, S].
-
-    Raises:
-      TypeError, ValueError: name the text, the value and what is accepted.
-    """
+    """Checks the predictions of B answers, and returns them before these begin, with texts [B, S]."""
     is_one = batch_size == 1 and _is_text(prediction)
     texts = {"prediction": prediction} if is_one else _texts_of_batch(prediction, batch_size)
     ids = [_tokens(name, one, tokenizer, vocab_size) for name, one in texts.items()]

@@ -87,12 +87,9 @@ def make(params: Params, prompt: Prompts, options: Options, batch_size: int | No
 
 @mesh_lib.without_ambient_mesh()
 def resolve(params: Params, options: Options, batch_size: int) -> Setup:
-    """Returns what the parameters and the options decide for calls with B prompts.
+    """Returns what the parameters and the options decide for calls with B prompts. Errors are those of `make`.
 
     Of the options it reads those that say which model runs where, with which setting, and what is recorded.
-
-    Raises:
-      TypeError, ValueError: as `make` does.
     """
     attached.log_unseen()
     tokenizer = text.tokenizer_of(params) if options.tokenizer is None else options.tokenizer
@@ -123,11 +120,7 @@ def resolve(params: Params, options: Options, batch_size: int) -> Setup:
 
 @mesh_lib.without_ambient_mesh()
 def fill(params: Params, setup: Setup, prompts: list[np.ndarray], options: Options) -> DecodeRequest:
-    """Makes a request from the token ids of prompts and the other arguments of `resolve`, whose result is `setup`.
-
-    Raises:
-      TypeError, ValueError: as `make` does.
-    """
+    """Makes a request from the token ids of prompts and what `resolve` has returned. Errors are those of `make`."""
     options = dataclasses.replace(options, tokenizer=setup.tokenizer)
     decoder, lookahead = setup.config.decoder, setup.config.lookahead
     number, vocab_size = len(prompts), decoder.vocab_size
