@@ -1,6 +1,6 @@
 """The sources of drafts together: their proposals for a text, and the tree made of these, for one sequence.
 
-A source is a class in a file of its own and an entry of `TABLE`.
+A source is a class and an entry of `TABLE`.
 """
 
 import dataclasses
