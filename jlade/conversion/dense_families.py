@@ -123,6 +123,14 @@ GRANITE_KEYS = ATTENTION_BIAS | {
     "attention_scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
+MINISTRAL_YARN = {
+    "rope_type": "yarn",
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 def _if_mixture(key: str) -> Callable[[Values], int]:
@@ -216,6 +224,7 @@ DENSE: dict[str, Family] = {
             "experts.gate_up_proj": ("expert_gate", "expert_up"),
             "experts.down_proj": ("expert_down",),
         },
+        joined_experts={},
         of_parts={"gemma4": "Gemma4ForConditionalGeneration"},
     ),
     "gemma4_unified_text": Family(
@@ -535,17 +544,8 @@ DENSE: dict[str, Family] = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "rms_norm_eps": 1e-5,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16384,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_scaling": MINISTRAL_YARN
+            | {"rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384},
             "max_position_embeddings": 262144,
             "sliding_window": None,
         },

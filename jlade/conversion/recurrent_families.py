@@ -6,11 +6,9 @@ from collections.abc import Callable
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS
 from jlade.conversion.expert_families import (
     EXPERT_COUNTS,
-    EXPERTS,
     GRANITE_EXPERTS,
     GRANITE_JOINED_EXPERTS,
     GRANITE_ROUTER,
-    JOINED_EXPERTS,
     LOCAL_EXPERTS,
     LOCAL_KEYS,
     QWEN_EXPERTS,
@@ -362,8 +360,6 @@ RECURRENT: dict[str, Family] = {
             ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"),
             lambda config: config.recurrence.key_heads,
         ),
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM",
@@ -386,8 +382,6 @@ RECURRENT: dict[str, Family] = {
         tensors=QWEN_SHARED_EXPERT,
         fused=_FUSED | _FUSED_INPUTS,
         row_groups=_HEADS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         without_effect=_PREDICTORS,
         of_parts={"qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"},
     ),
