@@ -19,12 +19,7 @@ WINDOW = 512  # tokens that are read at once
 def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, np.ndarray]]:
     """Returns the mean square [in] float32 of each input of the matrices of each layer, by field; not of experts.
 
-    Args:
-      params: on one device; matrices in few bits are passed over.
-      tokens: of a text, which is read in windows of 512.
-
-    Raises:
-      ValueError: there are no tokens.
+    The parameters are on one device. Matrices in few bits are passed over. The tokens are read in windows of 512.
     """
     if not len(tokens):
         raise ValueError("the text to calibrate with has no tokens")

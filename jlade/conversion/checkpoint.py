@@ -23,11 +23,7 @@ OWN_FILE = "jlade.safetensors"
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory is a checkpoint written by `save`, or in Orbax's format.
-
-    Raises:
-      ValueError: there are two checkpoints.
-    """
+    """Whether a directory is a checkpoint written by `save`, or in Orbax's format."""
     directory = pathlib.Path(path)
     kinds = {name: single for single in (OWN_FILE, SINGLE_FILE) for name in (f"{single}.index.json", single)}
     kinds[orbax.METADATA] = orbax.ARRAYS
@@ -87,11 +83,7 @@ def load(
 def headers_of(
     directory: pathlib.Path, strict: bool = False, adapter: str | os.PathLike[str] | None = None
 ) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
-    """Returns the configuration of a checkpoint in any format and its tensors by name, all checked.
-
-    Raises:
-      ValueError, warns: see `load` and `load_hf`.
-    """
+    """Returns the configuration of a checkpoint in any format and its tensors by name, all checked."""
     if not is_checkpoint(directory):
         return huggingface.headers_of(directory, strict, adapter)
     if adapter is not None:

@@ -62,7 +62,7 @@ class Family:
       parallel_tensors: the same for models with `parallel_norm`, where their names differ.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of
-        times: see `jlade.conversion.interleaved`.
+        times: see `jlade.conversion.hf_tensors.Interleaved`.
       experts: the fields of experts that a tensor in the file has, by its name within a layer, where they are not
         Qwen's. A name with "{}" for an expert's number is the tensor [out, in] of that expert, and others are
         [N, out, in].

@@ -1,11 +1,10 @@
 """The generation settings of a checkpoint: which change the text, which jlade supports, and their values."""
 
 import pathlib
-import warnings
 from typing import Any
 
 from jlade.config import CONTROLS
-from jlade.conversion.json_files import Values, read_json, shown
+from jlade.conversion.json_files import Values, read_json, refuse_or_warn, shown
 
 OF_SAMPLING = [name for name, control in CONTROLS.items() if control.of_transformers is not None]
 OF_BANS = {"bad_words_ids", "no_repeat_ngram_size"}
@@ -60,18 +59,11 @@ def read(directory: pathlib.Path) -> Values:
 
 
 def check(settings: Values, strict: bool) -> None:
-    """Warns of settings that are unknown, or change the text and are not supported.
-
-    Raises:
-      ValueError: if there are any and `strict`.
-    """
+    """Warns of settings that are unknown, or change the text and are not supported."""
     unknown = [key for key in settings.values if key not in KEYS and not key.startswith("_")]
     if ignored := ", ".join([*changing(settings, NOT_SUPPORTED), *unknown]):
-        if strict:
-            raise ValueError(f"{settings.file}: strict=True refuses settings of generation: {ignored}")
-        warnings.warn(
-            f"{settings.file}: ignored settings of generation, which strict=True refuses: {ignored}", stacklevel=2
-        )
+        warning = f"{settings.file}: ignored settings of generation, which strict=True refuses: {ignored}"
+        refuse_or_warn(strict, settings.file, f"settings of generation: {ignored}", warning)
 
 
 def refuse_beams(settings: Values) -> None:

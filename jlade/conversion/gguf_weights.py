@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from jlade.conversion import gguf_blocks
-from jlade.conversion.gguf_architectures import architecture_of
+from jlade.conversion.gguf_config import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.packed import PackedTensor
 from jlade.conversion.parts import Shape, TensorPart, runs
 from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
-from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
+from jlade.conversion.weight_files import CHUNK, ComposedTensor, Tensor, aligned, broken_rows
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig
 
@@ -79,9 +79,6 @@ class GGUFTensor:
         """Returns distinct parts of the tensor as `dtype`, and its rows in which they have NaN or infinite elements.
 
         Only the blocks of the parts are read, and dequantized in chunks into the memory that the parameters keep.
-
-        Raises:
-          ValueError: names the file and the tensor, if the file cannot be read.
         """
         from gguf import GGMLQuantizationType, quants
 
@@ -113,11 +110,7 @@ class GGUFTensor:
         return GGML_QUANT_SIZES[GGMLQuantizationType[self.dtype]]
 
     def stored(self) -> np.ndarray:
-        """Returns the bytes [rows, bytes] in the file, those of experts one after the other.
-
-        Raises:
-          ValueError: names the file and the tensor, if the file cannot be read.
-        """
+        """Returns the bytes [rows, bytes] in the file, those of experts one after the other."""
         (block, size), (*rows, width) = self.block, self.shape if len(self.shape) > 1 else (*self.shape, 1)
         try:
             return np.memmap(self.file, np.uint8, "r", self.offset, (math.prod(rows), width // block * size))
@@ -138,7 +131,7 @@ class GGUFTensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks(PackedTensor):
+class Blocks(ComposedTensor, PackedTensor):
     """A matrix, or experts, whose type is one of `gguf_blocks.KINDS`.
 
     Attributes:
@@ -160,24 +153,8 @@ class Blocks(PackedTensor):
         return self.kind.bits
 
     @property
-    def file(self) -> pathlib.Path:
-        return self.tensor.file
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return self.tensor.stamps
-
-    @property
-    def dtype(self) -> str:
-        return self.tensor.dtype
-
-    @property
-    def value_dtype(self) -> str:
-        return self.dense.value_dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return self.tensor.num_bytes
+    def sources(self) -> list[GGUFTensor]:
+        return [self.tensor]
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -217,16 +194,7 @@ class Blocks(PackedTensor):
 
 
 def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metadata: Values) -> dict[str, GGUFTensor]:
-    """Returns the tensors of a model by their names in Hugging Face's format.
-
-    Args:
-      tensors: by their names in the file.
-      config: of the model.
-      metadata: of the file.
-
-    Raises:
-      ValueError: names the file, and the tensor that is missing, not of the model, or of another shape or type.
-    """
+    """Returns the tensors of a model by their names in Hugging Face's format, given those of the file by its names."""
     import gguf
 
     file, architecture = metadata.file, architecture_of(metadata)

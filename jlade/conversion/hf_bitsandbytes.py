@@ -35,11 +35,7 @@ class QuantState(NamedTuple):
 
 
 def assembled(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files with each matrix as one.
-
-    Raises:
-      ValueError: names the file and the tensor that is missing, or does not fit.
-    """
+    """Returns the tensors of files with each matrix as one."""
     found = dict(tensors)
     for full in tensors:
         name, is_state, _ = full.partition(STATE)

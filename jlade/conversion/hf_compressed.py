@@ -92,14 +92,7 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files with each matrix as one, and without those of activations.
-
-    Args:
-      settings: of the quantization in config.json.
-
-    Raises:
-      ValueError: names the file and the tensor that is missing, or does not fit.
-    """
+    """Returns the tensors of files with each matrix as one, given the settings of the quantization in config.json."""
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(OF_ACTIVATIONS)}
     targets = _targets(settings)
     for name, tensor in tensors.items():
@@ -126,11 +119,7 @@ def _module_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _targets(settings: Mapping[str, Any]) -> dict[str, WeightScheme]:
-    """Returns how weights are quantized by what they are of: a module, a pattern of names of modules, or a class.
-
-    Raises:
-      ValueError: names the setting with which weights are not read.
-    """
+    """Returns how weights are quantized by what they are of: a module, a pattern of names of modules, or a class."""
     groups = [group for group in _module_groups(settings) if isinstance(group.get("weights"), dict)]
     return {str(target): _read_weights(group["weights"]) for group in groups for target in group.get("targets") or ()}
 

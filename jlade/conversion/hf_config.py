@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +12,23 @@ from jlade.conversion import families, generation_settings
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, ROOT_OF_WIDTH, SIZES, Family
+from jlade.conversion.hf_attention import (
+    read_global_heads,
+    read_latent,
+    read_layers,
+    read_multipliers,
+    read_shared_layers,
+    read_windows,
+    write_heads,
+    write_latent,
+    write_layers,
+    write_multipliers,
+)
 from jlade.conversion.hf_keys import check_keys
-from jlade.conversion.hf_kv_heads import read_global_heads, read_shared_layers, write_heads
-from jlade.conversion.hf_latent import read_latent, write_latent
-from jlade.conversion.hf_layers import read_layers, read_windows, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
-from jlade.conversion.hf_multipliers import read_multipliers, write_multipliers
-from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
+from jlade.conversion.hf_recurrent import count_layers, read_recurrent, read_single, write_recurrent, write_single
 from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
-from jlade.conversion.hf_single import count_layers, read_single, write_single
-from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.conversion.json_files import Values, read_json, refuse_or_warn, write_json
 from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
 
@@ -38,13 +44,7 @@ _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     """Returns the configuration in config.json, with the end tokens and stop strings of generation_config.json.
 
-    Args:
-      directory: the checkpoint.
-      strict: whether to refuse what is otherwise ignored with a warning.
-
-    Raises:
-      ValueError: names the file, the key and the supported values. A key that is known to change the model's output is
-        never ignored.
+    A key that is known to change the model's output is never ignored.
 
     Warns:
       UserWarning: names the unknown keys, the settings of generation that are ignored, the parts of the model that are
@@ -64,11 +64,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
 
 
 def auto_dtype(dtype: jax.typing.DTypeLike | None, directory: pathlib.Path) -> jax.typing.DTypeLike | None:
-    """Returns `dtype`, or the one in config.json in the place of "auto" if there is one, as transformers does.
-
-    Raises:
-      ValueError: if config.json has one that is not supported.
-    """
+    """Returns `dtype`, or the one in config.json in the place of "auto" if there is one, as transformers does."""
     if not (isinstance(dtype, str) and dtype == "auto"):
         return dtype
     raw = read_json(directory / "config.json")
@@ -84,16 +80,7 @@ def auto_dtype(dtype: jax.typing.DTypeLike | None, directory: pathlib.Path) -> j
 
 
 def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> LlamaConfig:
-    """Returns the configuration in the content of config.json, without end tokens.
-
-    Args:
-      file: for messages.
-      raw: the content, with all its keys.
-      strict: see `read_config`.
-
-    Raises:
-      ValueError, warns: as `read_config` does.
-    """
+    """Returns the configuration in the whole content of config.json, without end tokens; `file` is for messages."""
     if raw.get("model_type") in list(WITH_TEXT):
         raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
@@ -106,14 +93,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
 
 
 def check_with_ends(file: pathlib.Path, raw: Mapping[str, Any]) -> LlamaConfig:
-    """Returns the configuration in the content of config.json, with the end tokens that it names.
-
-    Args:
-      file, raw: see `check`.
-
-    Raises:
-      ValueError, warns: as `read_config` does.
-    """
+    """Returns the configuration in the content of config.json, with the end tokens that it names."""
     config = check(file, raw)
     return dataclasses.replace(config, eos_ids=_read_eos_ids(Values(file, raw), raw, config.vocab_size, strict=False))
 
@@ -183,13 +163,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
 def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     """Returns the configuration in the content of config.json, without end tokens.
 
-    Args:
-      file: for messages.
-      raw: the content. Keys that the family does not read are ignored.
-      name: of the family.
-
-    Raises:
-      ValueError: names the file, the key and the supported values.
+    Keys that the family of this name does not read are ignored.
     """
     family = FAMILIES[name]
     keys = {*SIZES, *family.reads}
@@ -311,11 +285,7 @@ def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
 
 
 def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict[str, Any]:
-    """Returns the configuration of the text part of a model with other parts.
-
-    Warns:
-      UserWarning: names the parts that are left out.
-    """
+    """Returns the configuration of the text part of a model with other parts."""
     architecture, name = WITH_TEXT[raw["model_type"]]
     text = raw.get("text_config")
     if text is None and raw["model_type"] in WITHIN:
@@ -329,9 +299,8 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
     shared = {key: raw[key] for key in ("eos_token_id", "quantization_config", "tie_word_embeddings") if key in raw}
     parts = [key for key in raw if key.endswith("_config") and key not in ("text_config", *shared)]
     if left_out := ", ".join(key for key in parts if raw[key]):
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
-        warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
+        warning = f"{file}: only the text part of the model is read; left out are {left_out}"
+        refuse_or_warn(strict, file, f"models of more than text: {left_out}", warning)
     family, model_type = FAMILIES[name], text.get("model_type", name)
     text = _with_own_keys(file, text, family)
     for key, value in family.part_only.items():
@@ -352,19 +321,16 @@ def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, str
     """
     file, value = settings.file, settings.get("eos_token_id")
     if value is None and (value := raw.get("eos_token_id")) is not None:
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses settings without eos_token_id beside one in config.json")
-        warnings.warn(f"{file} has no eos_token_id: texts end with {value!r}, that of config.json", stacklevel=2)
+        warning = f"{file} has no eos_token_id: texts end with {value!r}, that of config.json"
+        refuse_or_warn(strict, file, "settings without eos_token_id beside one in config.json", warning)
         file = file.with_name("config.json")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
     inside = tuple(i for i in ids if 0 <= i < vocab_size)
     if len(inside) < len(ids):
-        said = f"eos_token_id is {value!r}, and the vocabulary ends with {vocab_size - 1}"
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses end tokens that no text has: {said}")
-        warnings.warn(f"{file}: ignored end tokens that no text has: {said}", stacklevel=2)
+        said = f"end tokens that no text has: eos_token_id is {value!r}, and the vocabulary ends with {vocab_size - 1}"
+        refuse_or_warn(strict, file, said, f"{file}: ignored {said}")
     return inside
 
 

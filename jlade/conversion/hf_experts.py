@@ -1,7 +1,6 @@
 """Experts in files of Hugging Face's format: tensors of each expert, or of all, gates and products joined, or MXFP4."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +14,7 @@ from jlade.conversion.hf_packed import FP4, shapes_of
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import layer_tensors, name_in_files
-from jlade.conversion.weight_files import StoredTensor, Tensor, aligned
+from jlade.conversion.weight_files import ComposedTensor, StoredTensor, Tensor, aligned
 from jlade.models.grouped import GroupedMatrix, pack
 from jlade.models.llama import LlamaConfig
 
@@ -47,7 +46,7 @@ class File(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mxfp4(PackedTensor):
+class Mxfp4(ComposedTensor, PackedTensor):
     """An expert's matrix [out, in] in MXFP4.
 
     Attributes:
@@ -64,24 +63,16 @@ class Mxfp4(PackedTensor):
         return self.scales.shape[0], GROUP * self.scales.shape[1]
 
     @property
+    def sources(self) -> list[StoredTensor]:
+        return [self.blocks, self.scales]
+
+    @property
     def dtype(self) -> str:
         return "MXFP4"
 
     @property
     def value_dtype(self) -> str:
         return "bfloat16"
-
-    @property
-    def num_bytes(self) -> int:
-        return self.blocks.num_bytes + self.scales.num_bytes
-
-    @property
-    def file(self) -> pathlib.Path:
-        return self.blocks.file
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return self.blocks.stamps | self.scales.stamps
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -110,8 +101,8 @@ class Mxfp4(PackedTensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertTensor:
-    """An array of all experts, [N, in, out] or biases [N, out], as a `jlade.conversion.weight_files.Tensor`.
+class ExpertTensor(ComposedTensor):
+    """An array of all experts, [N, in, out] or biases [N, out].
 
     Attributes:
       experts: the tensor of each in the files.
@@ -125,26 +116,14 @@ class ExpertTensor:
     shape: Shape
 
     @property
-    def file(self) -> pathlib.Path:
-        return next(iter(self.stamps))
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return {file: stamp for expert in self.experts for file, stamp in expert.stamps.items()}
-
-    @property
-    def dtype(self) -> str:
-        return self.experts[0].dtype
-
-    @property
-    def value_dtype(self) -> str:
-        return self.experts[0].value_dtype
+    def sources(self) -> Sequence[ExpertMatrix]:
+        return self.experts
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the array's outputs in the files."""
         share = 1 if self.outputs == slice(None) else 2
-        return sum(expert.num_bytes for expert in self.experts) // share
+        return super().num_bytes // share
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts, each the arrays of some experts, and the experts with NaN or infinite elements."""

@@ -76,14 +76,7 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files, those in FP8 with their scales.
-
-    Args:
-      settings: of the quantization in config.json.
-
-    Raises:
-      ValueError: names the file and the tensor whose scales do not fit.
-    """
+    """Returns the tensors of files, those in FP8 with their scales, given the settings of the quantization."""
     found = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.dtype == FP8 and name + SCALES in found:
@@ -95,13 +88,9 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
 def in_blocks(
     name: str, matrix: StoredTensor, scales_name: str, scales: StoredTensor, sizes: tuple[int | None, int | None]
 ) -> BlockScaled:
-    """Returns a matrix with a scale for each block. The last blocks of rows and of columns may be smaller.
+    """Returns a matrix with a scale for each block of `sizes` rows and columns, None for all.
 
-    Args:
-      sizes: rows and columns of a block, None for all.
-
-    Raises:
-      ValueError: names the file and the tensor that does not fit.
+    The last blocks of rows and of columns may be smaller.
     """
     if len(matrix.shape) != 2:
         raise ValueError(f"{matrix.file}: {name} has shape {matrix.shape}; it must be a matrix")

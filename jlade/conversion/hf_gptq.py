@@ -39,14 +39,7 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files with each matrix as one.
-
-    Args:
-      settings: of the quantization in config.json.
-
-    Raises:
-      ValueError: names the file and the tensor that is missing, or does not fit.
-    """
+    """Returns the tensors of files with each matrix as one, given the settings of the quantization in config.json."""
     found = dict(tensors)
     for name in tensors:
         if name.endswith(CODES):

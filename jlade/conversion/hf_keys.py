@@ -1,7 +1,6 @@
 """The keys of config.json: those that change the output of some model, and those that change no output."""
 
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ from jlade.conversion import generation_settings, hf_quantization
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.family import SIZES, Family
 from jlade.conversion.hf_rotary import ATTENTION, FULL, unread_keys
+from jlade.conversion.json_files import refuse_or_warn
 
 # Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
 # a family reads are in its entry.
@@ -63,7 +63,5 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     known -= {key for key in family.ignored if raw.get(key) not in (None, implied[key])}
     unknown = [key for key in raw if key not in known | generation_settings.KEYS and not key.startswith("_")]
     if named := ", ".join(unknown + unread_keys(raw, family.rotary)):
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses unknown keys: {named}")
-        # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
-        warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {named}", stacklevel=2)
+        warning = f"{file}: ignored unknown keys, which strict=True refuses: {named}"
+        refuse_or_warn(strict, file, f"unknown keys: {named}", warning)

@@ -20,11 +20,7 @@ METHOD, GREEDY, LIMITED = "topk_method", "greedy", "group_limited_greedy"  # the
 
 
 def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of `LlamaConfig` for these keys. A family that reads none has no layers that differ.
-
-    Raises:
-      ValueError: names the file, the key and the accepted values.
-    """
+    """Returns the fields of `LlamaConfig` for these keys. A family that reads none has no layers that differ."""
     sparse = _sparse_layers(values, family, num_layers)
     dense = tuple(i for i in range(num_layers) if i not in sparse)
     size = values.size(LLAMA_DENSE_SIZE if SPARSE_LAYERS in family.reads else "intermediate_size") if dense else 0
@@ -37,7 +33,7 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
 
 
 def read_groups(values: Values, family: Family) -> dict[str, int]:
-    """Returns the fields of `LlamaConfig` for groups of experts; see `read_mixture` for errors."""
+    """Returns the fields of `LlamaConfig` for groups of experts."""
     number, (groups, chosen) = values.size(family.keys["num_experts"]), _read_groups(values, family)
     leaders = family.fixed.get("group_leaders", 2)
     if number % groups or (groups > 1 and number // groups < leaders):

@@ -148,7 +148,6 @@ def file_matrix(
     Args:
       dtype: the name of the format.
       shape: [out, in].
-      groups: their number.
       scales: the dtype of scales and zeros.
     """
     first = next(iter(arrays.values()))
@@ -161,10 +160,7 @@ def shapes_of(
 ) -> GroupedMatrix | None:
     """Returns a `jax.ShapeDtypeStruct` in the place of each array of a matrix, None if its groups are not equal.
 
-    Args:
-      bits: of a code.
-      groups: their number.
-      dtype: of scales and zeros.
+    The codes have `bits`, and scales and zeros the `dtype`.
     """
     if groups < 1 or inputs % groups:
         return None
@@ -181,12 +177,7 @@ def shapes_of(
 def num_groups(module: str, codes: StoredTensor, inputs: int, size: int, has_order: bool = False) -> int:
     """Returns the number of groups of `size` inputs, -1 for a group of all.
 
-    Args:
-      module, codes: name of the module and a tensor of it, for messages.
-      has_order: whether the files have the group of each input; otherwise all groups must be of this size.
-
-    Raises:
-      ValueError: names the module and both sizes.
+    All must be of this size unless the files have the group of each input (`has_order`).
     """
     size = inputs if size == -1 else min(size, inputs)
     if not size or (inputs % size and not has_order):

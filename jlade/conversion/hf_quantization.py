@@ -56,11 +56,7 @@ def settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> Mapping[str, StoredTensor]:
     """Returns the tensors of files, by their names there, with those of each quantized matrix as one.
 
-    Args:
-      settings: those of `settings_of`.
-
-    Raises:
-      ValueError: names the file, and the tensor that is missing or does not fit.
+    The settings are those of `settings_of`.
     """
     method = settings.get("quant_method")
     if method in ("awq", "gptq"):

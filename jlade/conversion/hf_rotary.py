@@ -62,14 +62,7 @@ class Read(NamedTuple):
 def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: str = FULL) -> Read:
     """Returns the rotations of the layers, or of those with a `layer_type` where types have their own (Gemma 3).
 
-    Args:
-      values: the configuration.
-      head_dim: size of a head.
-      family: how the family of the model rotates: see `jlade.conversion.family.Family.rotary`.
-      layer_type: as in `layer_types`.
-
-    Raises:
-      ValueError: names the file, the key and the supported values.
+    `family` is `jlade.conversion.family.Family.rotary`.
     """
     parameters = _parameters(values, family, layer_type)
     kind = parameters["rope_type"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jlade.conversion import hf_config
-from jlade.conversion.gguf_architectures import architecture_of
+from jlade.conversion.gguf_config import architecture_of
 from jlade.conversion.gguf_header import SUFFIX, parts_of
 from jlade.conversion.json_files import Values, is_file_name, read_json
 from jlade.conversion.tensors import first_few
@@ -28,17 +28,12 @@ def download(name: str, revision: str | None = None, *, weights: bool = False, a
     """Returns the local directory of a Hub id like "owner/name", or the GGUF file of a repository that holds no other.
 
     What the cache lacks is fetched: first config.json, then, if jlade runs the model, its other settings, the tokenizer
-    and templates, and at last the weights: model.safetensors, or else the files that its index names. HF_HOME sets the
-    cache, HF_TOKEN the token, and HF_HUB_OFFLINE forbids the network.
-
-    Args:
-      name, revision: of the repository.
-      weights: whether to fetch the weights. A GGUF file comes with them in any case.
-      argument: the name in errors of the argument that is `name`.
+    and templates, and at last the weights: model.safetensors, or else the files that its index names. A GGUF file is
+    fetched without `weights` too. HF_HOME sets the cache, HF_TOKEN the token, and HF_HUB_OFFLINE forbids the network.
 
     Raises:
       ValueError: if there is no repository of that name, the Hub cannot be reached, the model is not supported, or its
-        weights are in no format that is read, or in several GGUF files.
+        weights are in no format that is read, or in several GGUF files. `argument` is the name of the id in it.
     """
     neither = (
         f"{argument} must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub like 'owner/name', "
@@ -57,11 +52,7 @@ def download(name: str, revision: str | None = None, *, weights: bool = False, a
 
 
 def _check_config(name: str, revision: str | None) -> str | None:
-    """Fetches config.json and returns the commit that it is of, or `revision` if there is no such file.
-
-    Raises:
-      ValueError: the model is not supported.
-    """
+    """Fetches config.json and returns the commit that it is of, or `revision` if there is no such file."""
     from huggingface_hub import errors, hf_hub_download  # takes most of a second to import
 
     try:
@@ -83,11 +74,7 @@ def _fetch(name: str, revision: str | None, *patterns: str) -> pathlib.Path:
 
 
 def _fetch_weights(name: str, directory: pathlib.Path) -> None:
-    """Fetches the weights of the model or the adapter whose metadata are in the directory.
-
-    Raises:
-      ValueError: there are none in safetensors files.
-    """
+    """Fetches the weights of the model or the adapter whose metadata are in the directory."""
     from huggingface_hub import errors, hf_hub_download
 
     index = directory / INDEX_FILE
@@ -108,11 +95,7 @@ def _fetch_weights(name: str, directory: pathlib.Path) -> None:
 
 
 def _fetch_gguf(name: str, directory: pathlib.Path) -> pathlib.Path:
-    """Fetches the GGUF model of a repository without config.json, and returns its first file.
-
-    Raises:
-      ValueError: there is none or more than one, or its architecture is not supported.
-    """
+    """Fetches the GGUF model of a repository without config.json, and returns its first file."""
     from huggingface_hub import HfApi
 
     try:

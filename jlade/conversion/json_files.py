@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +15,7 @@ SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32)
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the JSON object in a file.
-
-    Raises:
-      ValueError: names the file that is missing, is not readable or holds another kind of value.
-    """
+    """Returns the JSON object in a file."""
     check_size(file, MAX_BYTES)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -86,6 +83,14 @@ class Values:
         if not isinstance(value, bool):
             raise ValueError(f"{self.file}: {key} must be true or false, got {shown(value)}")
         return value
+
+
+def refuse_or_warn(strict: bool, source: Any, refused: str, warning: str) -> None:
+    """Raises a ValueError that strict=True refuses something, or gives a warning that says what is read or ignored."""
+    if strict:
+        raise ValueError(f"{source}: strict=True refuses {refused}")
+    # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
+    warnings.warn(warning, stacklevel=3)
 
 
 def shown(value: Any) -> str:

@@ -209,18 +209,7 @@ def layout_of(names: Collection[str]) -> str | None:
 def read(
     arrays: Mapping[str, jax.Array], config: LlamaConfig, dtype: np.dtype, name: str, source: pathlib.Path
 ) -> LlamaParams:
-    """Returns the parameters that the arrays of a tree make.
-
-    Args:
-      arrays: of the tree, by name.
-      config: of the model.
-      dtype: of the parameters.
-      name: of the layout.
-      source: of the arrays, for messages.
-
-    Raises:
-      ValueError: names the arrays that are missing, do not belong to the model or have another shape.
-    """
+    """Returns the parameters that the arrays of a tree make, given the name of its layout."""
     layout = LAYOUTS[name]
     if config.family not in layout.families:
         raise ValueError(

@@ -17,7 +17,7 @@ ACCEPTED = f"a directory with a checkpoint, a GGUF file or {' or '.join(PACKAGES
 def find(
     path: str | os.PathLike[str], revision: str | None = None, *, weights: bool = False, argument: str = "path"
 ) -> pathlib.Path:
-    """Returns the directory of a checkpoint.
+    """Returns the directory of a checkpoint. Missing files of the Hub are downloaded; see `hub.download`.
 
     Args:
       path: the directory, a GGUF file or a directory that holds one and no other checkpoint, a name in `PACKAGES`, or
@@ -25,11 +25,6 @@ def find(
       revision: branch, tag or commit of an id.
       weights: whether the directory must have the weights.
       argument: the name of `path` in errors.
-
-    Missing files of the Hub are downloaded; see `hub.download`.
-
-    Raises:
-      ValueError: there is no such checkpoint, or the GGUF file is broken or not supported.
     """
     directory = _find(path)
     if directory is None:

@@ -11,13 +11,9 @@ FILES = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.m
 
 
 def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a converted checkpoint the metadata of the original.
+    """Gives the metadata of a checkpoint to one that `save` or `save_hf` has written with its parameters, in any dtype.
 
     In config.json, dtype and tying are those of the new weights, which are not quantized as those of the original are.
-
-    Args:
-      source: the original checkpoint, in either format.
-      target: a directory that `save` or `save_hf` has written with the parameters of `source`, in any dtype.
     """
     original, written = (read_json(directory / "config.json") for directory in (source, target))
     if "text_config" in original:  # the copy has the text part alone

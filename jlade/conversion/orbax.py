@@ -44,11 +44,7 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
 
 
 def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
-    """Returns the arrays of a checkpoint by name. Only metadata is read.
-
-    Raises:
-      ValueError: if the metadata is broken, or Orbax is not installed.
-    """
+    """Returns the arrays of a checkpoint by name. Only metadata is read."""
     ocp, arrays = library(), (directory / ARRAYS).absolute()
     import tensorstore  # reads parts of arrays; Orbax would read whole ones
 

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -13,7 +12,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import ARRAYS
-from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, broken_rows, check_kind
+from jlade.conversion.weight_files import FLOATS, ComposedTensor, StoredTensor, Tensor, aligned, broken_rows, check_kind
 from jlade.models import sharding as model_sharding
 from jlade.models.grouped import GroupedMatrix, pack, unpack
 
@@ -41,14 +40,10 @@ class PackedTensor(abc.ABC):
 
     @abc.abstractmethod
     def matrix(self, name: str) -> GroupedMatrix:
-        """Returns the matrix as the file holds it, in arrays of NumPy.
-
-        Raises:
-          ValueError: names the file, and the tensor `name`, if the file cannot be read.
-        """
+        """Returns the matrix as the file holds it, in arrays of NumPy."""
 
     def values(self, name: str) -> np.ndarray:
-        """Returns the elements [in, out] in float32. Errors are those of `matrix`."""
+        """Returns the elements [in, out] in float32."""
         return values_of(self.matrix(name))
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
@@ -67,11 +62,11 @@ class PackedTensor(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnMatrix(PackedTensor):
+class OwnMatrix(ComposedTensor, PackedTensor):
     """A `GroupedMatrix` in jlade's own files.
 
     Attributes:
-      arrays: by the field of `GroupedMatrix`.
+      arrays: by the field of `GroupedMatrix`, "weight" first.
     """
 
     shape: Shape
@@ -82,24 +77,8 @@ class OwnMatrix(PackedTensor):
         return 4 if self.dtype == "U8" else 8
 
     @property
-    def file(self) -> pathlib.Path:
-        return self.arrays["weight"].file
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return {file: stamp for tensor in self.arrays.values() for file, stamp in tensor.stamps.items()}
-
-    @property
-    def dtype(self) -> str:
-        return self.arrays["weight"].dtype
-
-    @property
-    def value_dtype(self) -> str:
-        return self.arrays["weight"].value_dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self.arrays.values())
+    def sources(self) -> list[StoredTensor]:
+        return list(self.arrays.values())
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -111,14 +90,9 @@ class OwnMatrix(PackedTensor):
 
 
 def own_matrix(name: str, shape: Shape, arrays: Mapping[str, StoredTensor]) -> OwnMatrix:
-    """Returns the matrix of these arrays in jlade's own files.
+    """Returns the matrix of these arrays in jlade's own files, at least "weight" and "scale".
 
-    Args:
-      name, shape: of the matrix in floating point.
-      arrays: at least "weight" and "scale", by the field of `GroupedMatrix`.
-
-    Raises:
-      ValueError: names the file and the array that does not fit.
+    Its name and shape are those of the matrix in floating point.
     """
     *others, inputs, outputs = shape if len(shape) > 2 else shape[::-1]
     weight, groups = arrays["weight"], arrays["scale"].shape[-2]
@@ -196,11 +170,7 @@ def _with_more_groups(matrix: GroupedMatrix, factor: int) -> GroupedMatrix:
 
 
 def shardings(matrix: GroupedMatrix, sharding: Sharding | None) -> Any:
-    """Returns the sharding of each array of a matrix, given that of the matrix in floating point.
-
-    Raises:
-      ValueError: the groups of the matrix do not divide among the devices.
-    """
+    """Returns the sharding of each array of a matrix, given that of the matrix in floating point."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     mesh: Any = sharding.mesh

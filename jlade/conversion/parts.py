@@ -52,11 +52,7 @@ def place(
 ) -> jax.Array:
     """Returns an array with the parts that `read` returns; each is read once, for all devices that hold it.
 
-    Args:
-      shape: of the array, [rows, columns] or [rows].
-      dtype: of the parts.
-      sharding: None for the default device.
-      read: returns distinct parts.
+    The array is [rows, columns] or [rows]. A sharding of None is the default device.
     """
     if sharding is None:
         return jax.device_put(*read([TensorPart.of(None, shape)]))

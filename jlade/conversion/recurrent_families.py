@@ -15,9 +15,8 @@ from jlade.conversion.expert_families import (
     QWEN_SHARED_EXPERT,
 )
 from jlade.conversion.family import Family
-from jlade.conversion.hf_multipliers import DEFAULTS as MULTIPLIERS
-from jlade.conversion.hf_recurrent import mlp_size
-from jlade.conversion.hf_single import EXPERT_SIZES
+from jlade.conversion.hf_attention import MULTIPLIER_DEFAULTS
+from jlade.conversion.hf_recurrent import EXPERT_SIZES, mlp_size
 from jlade.conversion.json_files import Values
 
 _QWEN = {
@@ -165,7 +164,7 @@ RECURRENT: dict[str, Family] = {
     ),
     "falcon_h1": Family(
         "FalconH1ForCausalLM",
-        MULTIPLIERS
+        MULTIPLIER_DEFAULTS
         | {
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
@@ -200,7 +199,7 @@ RECURRENT: dict[str, Family] = {
             "time_step_max",
             "time_step_min",
         ),
-        elsewhere=MULTIPLIERS | {"lm_head_multiplier": 1.0},
+        elsewhere=MULTIPLIER_DEFAULTS | {"lm_head_multiplier": 1.0},
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM",
