@@ -20,6 +20,7 @@ SHARED = {
     "tie_word_embeddings": False,
     "eos_token_id": None,
 }
+BIASES = {"attention_bias": False, "mlp_bias": False}  # of the families with one of these `keys`
 
 # Keys that some versions of transformers write in the place of those that it documents for a family.
 ALIASES = {"num_local_experts": "num_experts", "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
@@ -114,7 +115,8 @@ class Family:
     @property
     def reads(self) -> dict[str, Any]:
         """The keys that the family reads, with the values of transformers for missing ones."""
-        reads = SHARED | dict(self.defaults)
+        biases = {key: value for key, value in BIASES.items() if key in self.keys.values()}
+        reads = SHARED | biases | dict(self.defaults)
         if "norm_eps" in self.keys:  # the family has another name for it
             del reads["rms_norm_eps"]
         return reads

@@ -14,7 +14,7 @@ from jlade.conversion.gguf_config import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
-from jlade.conversion.packed import PackedTensor
+from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape, TensorPart, runs
 from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
 from jlade.conversion.weight_files import CHUNK, ComposedTensor, Tensor, aligned, broken_rows
@@ -164,7 +164,7 @@ class Blocks(ComposedTensor, PackedTensor):
             field: jax.ShapeDtypeStruct((*others, inputs // block * array.shape[-1], outputs), array.dtype)
             for field, array in self.kind.unpack(np.zeros((1, size), np.uint8)).items()
         }
-        return self._grouped(arrays, jax.ShapeDtypeStruct((16,), np.float32))
+        return grouped(**arrays, levels=self.kind.levels and jax.ShapeDtypeStruct((16,), np.float32))
 
     def matrix(self, name: str) -> GroupedMatrix:
         *others, outputs, inputs = self.tensor.shape
@@ -183,11 +183,7 @@ class Blocks(ComposedTensor, PackedTensor):
                 for field, array in self.kind.unpack(of_rows.reshape(len(rows), inputs // block, size)).items():
                     target = arrays[field].reshape(-1, *arrays[field].shape[-2:])[expert]
                     target[:, begin : begin + step] = array.reshape(len(rows), -1).T
-        return self._grouped(arrays, np.array(self.kind.levels or (0,) * 16, np.float32))
-
-    def _grouped(self, arrays: Mapping[str, Any], levels: Any) -> GroupedMatrix:
-        tree: Any = GroupedMatrix
-        return tree(**arrays, levels=None if self.kind.levels is None else levels)
+        return grouped(**arrays, levels=self.kind.levels and np.array(self.kind.levels, np.float32))
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         return self.dense.read(name, dtype, parts)

@@ -17,6 +17,7 @@ from jlade.conversion.hf_packed import (
     file_matrix,
     matches,
     num_groups,
+    take,
     unpack_integers,
 )
 from jlade.conversion.parts import Shape
@@ -160,16 +161,6 @@ def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, WeightS
     raise ValueError(f"{tensor.file}: {module} is quantized, and config_groups in config.json has no target for it")
 
 
-def _take(
-    found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], others: tuple[str, ...] = ()
-) -> dict[str, StoredTensor]:
-    """Returns tensors that make up a matrix, by name, and removes them."""
-    if missing := [prefix + kind for kind in needed if prefix + kind not in found]:
-        file = found[prefix + needed[0]].file
-        raise ValueError(f"{file}: {missing[0]} is missing, though {prefix}{needed[0]} is there")
-    return {prefix + kind: found.pop(prefix + kind) for kind in (*needed, *others) if prefix + kind in found}
-
-
 def _take_integers(
     found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: WeightScheme
 ) -> dict[str, StoredTensor]:
@@ -180,7 +171,7 @@ def _take_integers(
             raise ValueError(f"{zero.file}: {prefix}{ZERO} must be 0: config.json says that weights are symmetric")
         del found[prefix + ZERO]
     more = ((ZERO,) if weights.has_zeros else ()) + ((ORDER,) if weights.has_order else ())
-    return _take(found, prefix, needed + more, (ORDER,))
+    return take(found, prefix, needed + more, (ORDER,))
 
 
 def _packed(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
@@ -206,7 +197,7 @@ def _int8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) ->
 
 
 def _fp8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
-    matrix, scales = _take(found, prefix, (WEIGHT, SCALE)).values()
+    matrix, scales = take(found, prefix, (WEIGHT, SCALE)).values()
     sizes: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     sizes |= {"group": (1, weights.group_size), "block": weights.blocks or (None, None)}
     return in_blocks(prefix + WEIGHT, matrix, prefix + SCALE, _of_matrix(scales), sizes[weights.strategy])
@@ -273,7 +264,7 @@ def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits
 
 
 def _nvfp4(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays = _take(found, prefix, (PACKED, SCALE, GLOBAL))
+    arrays = take(found, prefix, (PACKED, SCALE, GLOBAL))
     codes, scales, whole = arrays.values()
     if len(codes.shape) != 2 or 2 * codes.shape[1] % NVFP4_GROUP:
         raise ValueError(f"{codes.file}: {prefix}{PACKED} has shape {codes.shape}; it must be [out, in / 2]")

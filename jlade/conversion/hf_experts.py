@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,6 @@ from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
 GROUP = 32  # numbers with one exponent
-
-
-class ExpertMatrix(Tensor, Protocol):
-    """A matrix or a bias of an expert in a file."""
-
-    @property
-    def shape(self) -> Shape: ...
 
 
 class File(NamedTuple):
@@ -110,13 +103,13 @@ class ExpertTensor(ComposedTensor):
       is_transposed: whether the files have [out, in].
     """
 
-    experts: Sequence[ExpertMatrix]
+    experts: Sequence[Tensor]
     outputs: slice
     is_transposed: bool
     shape: Shape
 
     @property
-    def sources(self) -> Sequence[ExpertMatrix]:
+    def sources(self) -> Sequence[Tensor]:
         return self.experts
 
     @property
@@ -233,11 +226,11 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
     layout = FAMILIES[config.family].expert_layout
     sparse = next(filter(config.has_experts, range(config.num_layers)), 0)
     array_shapes = dict(layer_tensors(config, sparse).values())
-    experts: dict[str, list[ExpertMatrix]] = {}
+    experts: dict[str, list[Tensor]] = {}
     tensors: dict[str, ExpertTensor] = {}
     for file_name, file in files(config, stored).items():
         is_packed = file_name + BLOCKS in stored
-        held: Iterable[ExpertMatrix]
+        held: Iterable[Tensor]
         if is_packed:
             held = map(Mxfp4, *(stored[file_name + suffix].rows() for suffix in (BLOCKS, SCALES)))
         else:

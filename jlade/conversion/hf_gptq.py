@@ -13,6 +13,7 @@ from jlade.conversion.hf_packed import (
     file_matrix,
     matches,
     num_groups,
+    take,
     unpack_integers,
 )
 from jlade.conversion.weight_files import StoredTensor, check_kind
@@ -44,12 +45,9 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
     for name in tensors:
         if name.endswith(CODES):
             module = name.removesuffix(CODES)
-            ends = (CODES, ZEROS, SCALES, ORDER)
-            arrays = {module + end: found.pop(module + end) for end in ends if module + end in found}
             own = _settings_of(module, settings)
-            needed = ends if own.get("desc_act") and own["quant_method"] == "gptq" else ends[:3]
-            if missing := [module + end for end in needed if module + end not in arrays]:
-                raise ValueError(f"{tensors[name].file}: {missing[0]} is missing, though {name} is there")
+            has_order = own.get("desc_act") and own["quant_method"] == "gptq"
+            arrays = take(found, module, (CODES, ZEROS, SCALES, *([ORDER] if has_order else [])), [ORDER])
             build = _awq if own["quant_method"] == "awq" else _gptq
             found[f"{module}.weight"] = build(module, arrays, own)
     return found

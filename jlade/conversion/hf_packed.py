@@ -185,6 +185,16 @@ def num_groups(module: str, codes: StoredTensor, inputs: int, size: int, has_ord
     return -(-inputs // size)
 
 
+def take(
+    found: dict[str, StoredTensor], prefix: str, needed: Sequence[str], others: Sequence[str] = ()
+) -> dict[str, StoredTensor]:
+    """Returns tensors that make up a matrix, by name, and removes them. The first is there."""
+    if missing := [prefix + kind for kind in needed if prefix + kind not in found]:
+        file = found[prefix + needed[0]].file
+        raise ValueError(f"{file}: {missing[0]} is missing, though {prefix}{needed[0]} is there")
+    return {prefix + kind: found.pop(prefix + kind) for kind in (*needed, *others) if prefix + kind in found}
+
+
 def matches(key: str, pattern: str, module: str) -> bool:
     """Whether the name of a module begins with a regular expression in the setting `key`."""
     try:

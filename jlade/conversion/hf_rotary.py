@@ -85,11 +85,7 @@ def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: 
 
 
 def read_sharpness(values: Values, family: str) -> float:
-    """Returns the factor of scores besides the rotations' own, which DeepSeek adds to YaRN.
-
-    Args:
-      values, family: see `read_rotary`, which also lists errors.
-    """
+    """Returns the factor of scores besides the rotations' own, which DeepSeek adds to YaRN; see `read_rotary`."""
     rotary = Values(values.file, _parameters(values, family, FULL))
     kind = rotary.get("rope_type")
     if kind == "default" or not rotary.get("mscale_all_dim"):
@@ -116,9 +112,7 @@ def of_text(settings: Mapping[str, Any]) -> dict[str, Any]:
 def unread_keys(raw: Mapping[str, Any], family: str) -> list[str]:
     """Returns the rotary settings in config.json that have no effect, as in transformers, such as "rope_scaling.beta".
 
-    Args:
-      raw: the content. `read_rotary` refuses settings that are no objects, and those of unknown kinds.
-      family: see `read_rotary`.
+    `read_rotary` refuses settings that are no objects, and those of unknown kinds.
     """
     found: list[str] = []
     for key in SETTINGS:
@@ -139,26 +133,6 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
     match scaling:
         case None:
             return None
-        case LinearScaling():
-            return {"rope_type": "linear", "factor": scaling.factor}
-        case Llama3Scaling():
-            return {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                ORIGINAL: scaling.original_max_positions,
-            }
-        case YarnScaling():
-            return {
-                "rope_type": "yarn",
-                "factor": scaling.factor,
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-                "attention_factor": scaling.attention_factor,
-                ORIGINAL: scaling.original_max_positions,
-                "truncate": scaling.truncate,
-            }
         case LongRopeScaling():
             return {
                 "rope_type": "longrope",
@@ -169,6 +143,9 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
         case ProportionalScaling():
             settings = {"rope_type": "proportional", PARTIAL: scaling.fraction}
             return settings if scaling.factor == 1 else settings | {"factor": scaling.factor}
+    kind = {LinearScaling: "linear", Llama3Scaling: "llama3", YarnScaling: "yarn"}[type(scaling)]
+    keys = {"original_max_positions": ORIGINAL}
+    return {"rope_type": kind} | {keys.get(field, field): value for field, value in vars(scaling).items()}
 
 
 def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:

@@ -171,8 +171,6 @@ RECURRENT: dict[str, Family] = {
             "max_position_embeddings": 8192,
             "embedding_multiplier": 1.0,
             "lm_head_multiplier": 1.0,
-            "attention_bias": False,
-            "mlp_bias": False,
             "mamba_d_ssm": 1024,
             **_MAMBA_SIZES,
             "mamba_rms_norm": False,

@@ -46,6 +46,8 @@ class Tensor(Protocol):
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]: ...
     @property
+    def shape(self) -> Shape: ...
+    @property
     def dtype(self) -> str: ...
     @property
     def value_dtype(self) -> str: ...
@@ -56,6 +58,8 @@ class Tensor(Protocol):
 
 class ComposedTensor(abc.ABC):
     """A `Tensor` made of others in files, of which the first tells what all have in common."""
+
+    shape: Shape
 
     @property
     @abc.abstractmethod
