@@ -15,6 +15,7 @@ from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.memory import load_held
 from jlade.conversion.tensors import named_arrays
 from jlade.models.rotary import LongRopeScaling, YarnScaling, inverse_frequencies
+from tests.conversion.test_families import LLAMA_3, YARN
 from tests.models.test_families import SIZES, class_of
 from tests.models.test_llama import run_blocks
 from tests.models.test_more_families import CASES
@@ -206,8 +207,6 @@ def test_auto_is_the_dtype_of_transformers(written, tmp_path):
         load_hf(tmp_path, "auto")
 
 
-LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [9.0] * 4}
 ROTATIONS = {  # keys of config.json, the keys that are ignored
     "llama3 of all positions": ({"rope_scaling": LLAMA_3, "rope_theta": 5e3}, ()),
@@ -265,38 +264,6 @@ def test_longrope_of_a_llama_has_the_logits_of_transformers(tmp_path):
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
         expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
     np.testing.assert_allclose(run_blocks(params, tokens, [32]), expected, atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "message"),
-    [
-        (
-            "llama",
-            {"rope_parameters": YARN, "rope_scaling": LLAMA_3},
-            "rope_scaling is .* and rope_parameters is",
-        ),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN},
-            "rope_scaling is .* and rope_parameters is .*: remove one of them, or make them equal",
-        ),
-        ("qwen3", {"rope_parameters": {"full_attention": YARN}}, "rope_parameters must be one object for all layers"),
-        ("gemma3_text", {"rope_parameters": YARN}, "rope_parameters must be an object for each type of layers, got"),
-        ("gemma3_text", {"rope_scaling": {"full_attention": YARN}}, "rope_scaling must be one object for all layers"),
-        (
-            "olmo3",
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_scaling must have rope_type in the place of",
-        ),
-        ("llama", {"is_causal": False}, "is_causal is False; supported is True"),
-        ("llama", {"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'; supp"),
-    ],
-    ids=str,
-)
-def test_settings_that_contradict_are_refused(family, changes, message, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": family} | changes))
-    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
-        read_config(tmp_path)
 
 
 def test_the_base_of_olmo_3_is_that_of_layers_without_a_window(tmp_path):
