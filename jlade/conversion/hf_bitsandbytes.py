@@ -34,7 +34,11 @@ class QuantState(NamedTuple):
     offset: float
 
 
-def assembled(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def wrong_setting(settings: Mapping[str, Any]) -> None:
+    """No setting besides those of `hf_quantization.ACCEPTED` has values with which weights are not read."""
+
+
+def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Returns the tensors of files with each matrix as one."""
     found = dict(tensors)
     for full in tensors:

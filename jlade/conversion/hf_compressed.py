@@ -221,8 +221,6 @@ def _matrix(
         rows = -(-outputs * weights.bits // 32) if zero.dtype == "I32" else of_groups[0]
         is_packed = dtype == "pack-quantized" and weights.strategy != "tensor"  # early files have integers of 8 bits
         check_kind(prefix + ZERO, _of_matrix(zero), (rows, groups), ("I32", "I8") if is_packed else ("I8",))
-    if order is not None:
-        check_kind(order, arrays[order], (inputs,), ("I32", "I64"))
     kinds = [name.removeprefix(prefix) for name in arrays]
     name = f"{arrays[prefix + SCALE].file}: {prefix}{WEIGHT}"
     decode = functools.partial(_decode, name=name, kinds=kinds, shape=shape, bits=weights.bits, groups=groups)

@@ -93,8 +93,6 @@ def _gptq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str
     check_kind(module + CODES, codes, (rows, outputs), ("I32",))
     check_kind(module + ZEROS, zeros, (groups, outputs * bits // 32), ("I32",))
     check_kind(module + SCALES, scales, (groups, outputs), SCALE_TYPES)
-    if order is not None:
-        check_kind(order, arrays[order], (inputs,), ("I32", "I64"))
     subtracted = 1 if _format(settings) == "gptq" else 0
     decode = functools.partial(_decode_gptq, bits=bits, subtracted=subtracted)
     dtype = scales.value_dtype

@@ -34,7 +34,11 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
 
 def read_groups(values: Values, family: Family) -> dict[str, int]:
     """Returns the fields of `LlamaConfig` for groups of experts."""
-    number, (groups, chosen) = values.size(family.keys["num_experts"]), _read_groups(values, family)
+    number = values.size(family.keys["num_experts"])
+    method = values.get(METHOD) if METHOD in family.reads else LIMITED if GROUPS in family.reads else GREEDY
+    if method not in (GREEDY, LIMITED):
+        raise ValueError(f"{values.file}: {METHOD} must be {GREEDY} or {LIMITED}, got {method!r}")
+    groups, chosen = (1, 1) if method == GREEDY else (values.size(GROUPS), values.size(CHOSEN_GROUPS))
     leaders = family.fixed.get("group_leaders", 2)
     if number % groups or (groups > 1 and number // groups < leaders):
         raise ValueError(
@@ -81,14 +85,6 @@ def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
 def _one_of(names: tuple[str, ...], family: Family) -> str | None:
     """Returns the name of a key that the family reads, None if it reads none."""
     return next((key for key in names if key in family.reads), None)
-
-
-def _read_groups(values: Values, family: Family) -> tuple[int, int]:
-    """Returns the number of groups of experts, and of those from which a token chooses."""
-    method = values.get(METHOD) if METHOD in family.reads else LIMITED if GROUPS in family.reads else GREEDY
-    if method not in (GREEDY, LIMITED):
-        raise ValueError(f"{values.file}: {METHOD} must be {GREEDY} or {LIMITED}, got {method!r}")
-    return (1, 1) if method == GREEDY else (values.size(GROUPS), values.size(CHOSEN_GROUPS))
 
 
 def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collection[int]:

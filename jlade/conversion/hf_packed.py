@@ -11,7 +11,7 @@ import numpy as np
 
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape
-from jlade.conversion.weight_files import CHUNK, StoredTensor
+from jlade.conversion.weight_files import CHUNK, StoredTensor, check_kind
 from jlade.models.grouped import GroupedMatrix, pack
 
 SCALE_TYPES = ("F32", "F16", "BF16")  # in safetensors' spelling
@@ -150,6 +150,8 @@ def file_matrix(
       shape: [out, in].
       scales: the dtype of scales and zeros.
     """
+    if order is not None:
+        check_kind(order, arrays[order], shape[1:], ("I32", "I64"))
     first = next(iter(arrays.values()))
     whole = shapes_of(bits, shape[1], shape[0], groups, scales, has_zero, has_levels)
     return FileMatrix(first.file, first.stamp, first.offset, shape, dtype, arrays, bits, whole, decode, order)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from jlade.conversion.parts import Shape, TensorPart
+from jlade.conversion.parts import Shape, TensorPart, matrix_shardings
 from jlade.conversion.tensors import ARRAYS
 from jlade.conversion.weight_files import FLOATS, ComposedTensor, StoredTensor, Tensor, aligned, broken_rows, check_kind
 from jlade.models import sharding as model_sharding
@@ -152,7 +152,7 @@ def place(matrix: GroupedMatrix, sharding: Sharding | None) -> GroupedMatrix:
     if isinstance(sharding, NamedSharding):
         shards = model_sharding.shards_of_inputs(matrix, sharding.spec, sharding.mesh)  # type: ignore[arg-type]
         matrix = _with_more_groups(matrix, shards // math.gcd(shards, matrix.scale.shape[-2]))
-    return jax.device_put(matrix, shardings(matrix, sharding))
+    return jax.device_put(matrix, matrix_shardings(matrix, sharding))
 
 
 def _with_more_groups(matrix: GroupedMatrix, factor: int) -> GroupedMatrix:
@@ -167,15 +167,6 @@ def _with_more_groups(matrix: GroupedMatrix, factor: int) -> GroupedMatrix:
         for array in (matrix.scale, matrix.zero, matrix.offset)
     )
     return grouped(weight, scale, zero, offset, matrix.levels)
-
-
-def shardings(matrix: GroupedMatrix, sharding: Sharding | None) -> Any:
-    """Returns the sharding of each array of a matrix, given that of the matrix in floating point."""
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    mesh: Any = sharding.mesh
-    specs = model_sharding.matrix_spec(matrix, sharding.spec, mesh)
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec, memory_kind=sharding.memory_kind), specs)
 
 
 def grouped(weight: Any, scale: Any, zero: Any = None, offset: Any = None, levels: Any = None) -> GroupedMatrix:
