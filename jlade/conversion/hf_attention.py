@@ -75,7 +75,13 @@ def read_layers(
     return layers if set(layers) != {rotary} else (), scalings if any(scalings) else ()
 
 
-def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
+def write(config: LlamaConfig, family: Family) -> dict[str, Any]:
+    """Returns the keys for attention that the family reads."""
+    written = _write_layers(config, family) | _write_heads(config, family) | _write_multipliers(config, family)
+    return written | _write_latent(config, family, written.get("rope_scaling"))
+
+
+def _write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys for windows and rotations that the family reads."""
     reads, windows = family.reads, config.windows_by_layer
     window = max((size for size in windows if size is not None), default=None)
@@ -226,7 +232,7 @@ def read_shared_layers(values: Values, kinds: list[str]) -> int:
     return number
 
 
-def write_heads(config: LlamaConfig, family: Family) -> dict[str, Any]:
+def _write_heads(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_global_heads` reads."""
     if GLOBAL_SIZE not in family.reads:
         return {}
@@ -269,7 +275,7 @@ def read_latent(values: Values, family: Family) -> LatentAttention | None:
     return LatentAttention(sizes, None if sharpness == 1 else sizes.query_size**-0.5 * sharpness, rotary)
 
 
-def write_latent(config: LlamaConfig, family: Family, scaling: Any) -> dict[str, Any]:
+def _write_latent(config: LlamaConfig, family: Family, scaling: Any) -> dict[str, Any]:
     """Returns the keys that `read_latent` reads, given the rotary `scaling` that is written for other models."""
     sizes = config.latent
     if sizes is None:
@@ -304,7 +310,7 @@ def read_multipliers(values: Values, family: Family) -> dict[str, Multipliers]:
     return {"multipliers": Multipliers(**read)}
 
 
-def write_multipliers(config: LlamaConfig, family: Family) -> dict[str, Any]:
+def _write_multipliers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_multipliers` reads."""
     if not MULTIPLIER_DEFAULTS.keys() <= family.reads.keys():
         return {}

@@ -8,26 +8,13 @@ from typing import Any
 
 import jax
 
-from jlade.conversion import families, generation_settings
+from jlade.conversion import families, generation_settings, hf_attention, hf_quantization
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, ROOT_OF_WIDTH, SIZES, Family
-from jlade.conversion.hf_attention import (
-    read_global_heads,
-    read_latent,
-    read_layers,
-    read_multipliers,
-    read_shared_layers,
-    read_windows,
-    write_heads,
-    write_latent,
-    write_layers,
-    write_multipliers,
-)
-from jlade.conversion.hf_keys import check_keys
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
-from jlade.conversion.hf_recurrent import count_layers, read_recurrent, read_single, write_recurrent, write_single
-from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
+from jlade.conversion.hf_recurrent import count_layers, read_recurrent, write_recurrent
+from jlade.conversion.hf_rotary import ATTENTION, FULL, SETTINGS, SLIDING, of_text, read_rotary, unread_keys
 from jlade.conversion.json_files import Values, read_json, refuse_or_warn, write_json
 from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
@@ -39,6 +26,35 @@ MAX_LAYERS, MAX_EXPERTS = 2**12, 2**17  # several times those of any model; the 
 WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
 DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
+# Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
+# a family reads are in its entry.
+ONLY_VALUES: dict[str, Any] = {
+    "clip_qkv": None,  # OLMo
+    "hidden_act": "silu",
+    "hidden_activation": "silu",  # Gemma
+    "is_causal": True,
+    "mlp_layer_types": None,  # mixtures of experts
+    "per_layer_config": None,  # transformers 5
+    "pruned_heads": None,  # transformers 4
+    "qk_layernorm": False,  # Phi
+    "qk_norm": False,
+    "rope_interleaved": False,
+    "rope_traditional": False,  # MLX
+    "scale_depth": None,  # MiniCPM
+    "scale_emb": 1.0,  # MiniCPM
+    "transformers_weights": None,  # other files
+    "use_bidirectional_attention": False,  # Gemma
+    "use_mrope": False,
+} | {key: value for family in FAMILIES.values() for key, value in family.elsewhere.items()}
+WITHOUT_EFFECT = {  # on the output of the model
+    "architectures", "attention_dropout", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+    "cls_token_id", "dtype", "embd_pdrop", "embedding_dropout", "eod_token_id", "for_llm_compressor", "hidden_dropout",
+    "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id", "mask_token_id",
+    "model_type", "name_or_path", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "pretraining_tp", "problem_type", "resid_pdrop", "residual_dropout", "return_dict", "router_aux_loss_coef",
+    "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
+} | {key for family in FAMILIES.values() for key in family.without_effect}  # fmt: skip
 
 
 def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
@@ -147,9 +163,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     }
     result |= {key: values[0] for key, values in family.only.items() if values[0] is not None}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
-    result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
-    result |= write_recurrent(config, family) | write_single(config, family) | write_multipliers(config, family)
-    result |= write_latent(config, family, result.get("rope_scaling"))
+    result |= hf_attention.write(config, family) | write_mixture(config, family) | write_recurrent(config, family)
     result |= family.written(config)
     result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
     result = {
@@ -184,27 +198,27 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         raise ValueError(
             f"{file}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    windows = read_windows(values, num_layers)
+    windows = hf_attention.read_windows(values, num_layers)
     kinds = [SLIDING if window else FULL for window in windows or [None] * num_layers]
-    latent, global_heads = read_latent(values, family), None
+    latent, global_heads = hf_attention.read_latent(values, family), None
     if latent is None:
         head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
         if head_dim % 2:
             raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
         heads = Heads(num_kv_heads, head_dim)
-        global_heads = read_global_heads(values, kinds, heads)
+        global_heads = hf_attention.read_global_heads(values, kinds, heads)
         full_dim = (global_heads or heads).size
         rotary = read_rotary(values, full_dim, family.rotary)
     else:
         num_kv_heads, full_dim, rotary = 1, latent.sizes.cached_size, latent.rotary
         head_dim = full_dim
-    layer_rotary, query_scalings = read_layers(values, family, rotary, windows, num_layers, head_dim)
+    layer_rotary, query_scalings = hf_attention.read_layers(values, family, rotary, windows, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
     fields = {field: _read(values, key, field, family) for field, key in read.items()}
     fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
     fields |= read_mixture(values, family, num_layers) | read_recurrent(values, family, num_layers)
-    fields |= read_multipliers(values, family) | read_single(values, family, num_layers)
+    fields |= hf_attention.read_multipliers(values, family)
     if fields.get("experts_per_token", 0) > fields.get("num_experts", 0):
         raise ValueError(
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "
@@ -239,7 +253,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         layer_rotary=layer_rotary,
         query_scalings=query_scalings,
         global_heads=global_heads,
-        shared_kv_layers=read_shared_layers(values, kinds),
+        shared_kv_layers=hf_attention.read_shared_layers(values, kinds),
         model_type=None if name in UNNAMED else name,
         **fields,
     )
@@ -336,3 +350,29 @@ def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, str
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
     return (ids[0] if len(ids) == 1 else list(ids)) if ids else None
+
+
+def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, strict: bool) -> None:
+    """Raises if a key, or the value of a key, is not supported, and warns of unknown keys unless `strict`."""
+    architectures = raw.get("architectures") or [family.architecture]
+    if not isinstance(architectures, list):
+        raise ValueError(f"{file}: architectures must be a list of names, got {architectures!r}")
+    lower = [str(name).lower() for name in architectures]  # old files: LLaMAForCausalLM
+    if family.architecture.lower() not in lower:
+        raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
+    accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
+    kinds = raw.get("layer_types")
+    if "layer_types" in accepted and isinstance(kinds, list) and not raw.get("sliding_window"):
+        whole = [FULL] * len(kinds), [ATTENTION] * len(kinds)
+        accepted["layer_types"] += whole if len(kinds) == raw.get("num_hidden_layers") else ()
+    hf_quantization.check(file, raw, family)
+    for key, values in sorted(accepted.items()):
+        if raw.get(key) not in (None, {}, *values):
+            raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
+    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *hf_quantization.KEYS, *WITHOUT_EFFECT}
+    implied = dict(family.reads) | {"num_key_value_heads": raw.get("num_attention_heads")}
+    known -= {key for key in family.ignored if raw.get(key) not in (None, implied[key])}
+    unknown = [key for key in raw if key not in known | generation_settings.KEYS and not key.startswith("_")]
+    if named := ", ".join(unknown + unread_keys(raw, family.rotary)):
+        warning = f"{file}: ignored unknown keys, which strict=True refuses: {named}"
+        refuse_or_warn(strict, file, f"unknown keys: {named}", warning)

@@ -61,6 +61,8 @@ EXPERT_SIZES = {
 
 def read_recurrent(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
     """Returns the fields of `LlamaConfig` for recurrent layers. A family without their keys has none."""
+    if TYPES in family.reads:
+        return _read_single(values, family, num_layers)
     if INTERVAL in family.reads:
         return {"recurrent_layers": _read_layers(values, (LINEAR,), num_layers), "recurrence": _read_delta(values)}
     if OWN_WIDTH in family.reads:
@@ -78,6 +80,8 @@ def read_recurrent(values: Values, family: Family, num_layers: int) -> dict[str,
 def write_recurrent(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_recurrent` reads."""
     sizes, reads = config.recurrence, family.reads
+    if TYPES in reads:
+        return _write_single(config)
     if INTERVAL in reads and sizes is not None:
         return _types(config, LINEAR, FULL) | {key: getattr(sizes, field) for field, key in DELTA_SIZES.items()}
     if OWN_WIDTH in reads and sizes is not None:
@@ -180,10 +184,8 @@ def count_layers(values: Values, family: Family) -> int | None:
     return len(_read_types(values)) if TYPES in family.reads else None
 
 
-def read_single(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of `LlamaConfig` for such layers. Families without have none."""
-    if TYPES not in family.reads:
-        return {}
+def _read_single(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
+    """Returns the fields of `LlamaConfig` for layers that are a mixer, an MLP or experts alone (Nemotron H)."""
     kinds = _read_types(values)
     if len(kinds) != num_layers:
         raise ValueError(
@@ -212,10 +214,8 @@ def read_single(values: Values, family: Family, num_layers: int) -> dict[str, An
     return fields
 
 
-def write_single(config: LlamaConfig, family: Family) -> dict[str, Any]:
-    """Returns the keys that `read_single` reads."""
-    if TYPES not in family.reads:
-        return {}
+def _write_single(config: LlamaConfig) -> dict[str, Any]:
+    """Returns the keys that `_read_single` reads."""
     sizes, attend = config.recurrence, set(config.attention_layers)
 
     def kind(layer: int) -> str:
