@@ -199,12 +199,12 @@ class _Changes:
                 shapes = {f"{module}.lora_embedding_A": (rank, rows), f"{module}.lora_embedding_B": (columns, rank)}
             else:
                 shapes = {f"{module}.lora_A.weight": (rank, columns), f"{module}.lora_B.weight": (rows, rank)}
-            found = {name: self._pop(name, shape) for name, shape in shapes.items()}
-            a, b = found.values()
+            factors = {name: self._pop(name, shape) for name, shape in shapes.items()}
+            a, b = factors.values()
             if a is not None and b is not None:
                 product = Product(a, b, self.config.scale(full), name == self.embedding)
             elif a is not b or (is_required and not self.config.is_all_linear):
-                self.missing += [name for name, tensor in found.items() if tensor is None]
+                self.missing += [name for name, tensor in factors.items() if tensor is None]
         return Change(saved, product) if saved or product else None
 
     def check_all_taken(self) -> None:

@@ -139,7 +139,7 @@ class AdapterConfig:
             self._match("layers_pattern", rf"(?:.*?\.)?{pattern}\.(?P<number>\d+)\.", module)
             for pattern in ([patterns] if isinstance(patterns, str) else patterns)
         ]
-        return not layers or any(found is not None and int(found["number"]) in layers for found in numbers)
+        return not layers or any(match is not None and int(match["number"]) in layers for match in numbers)
 
     def _match(self, key: str, pattern: str, module: str) -> re.Match[str] | None:
         try:

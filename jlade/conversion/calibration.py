@@ -54,8 +54,8 @@ def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, n
     for begin in range(0, len(tokens) - length + 1, length):
         read(watched, jnp.asarray(tokens[begin : begin + length], jnp.int32)[None]).block_until_ready()
     jax.effects_barrier()
-    found: list[dict[str, np.ndarray]] = [{} for _ in params.layers]
+    means: list[dict[str, np.ndarray]] = [{} for _ in params.layers]
     for number, (i, field) in enumerate(names):
         if number in sums:
-            found[i][field] = sums[number] / (len(tokens) // length * length)
-    return found
+            means[i][field] = sums[number] / (len(tokens) // length * length)
+    return means

@@ -31,10 +31,10 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     directory = pathlib.Path(path)
     kinds = {name: single for single in (OWN_FILE, SINGLE_FILE) for name in (f"{single}.index.json", single)}
     kinds[orbax.METADATA] = orbax.ARRAYS
-    found = {kind: name for name, kind in kinds.items() if (directory / name).exists()}
-    if len(found) > 1:
-        raise ValueError(f"{directory} has two checkpoints, {' and '.join(found.values())}: remove one of them")
-    return bool(found) and SINGLE_FILE not in found
+    there = {kind: name for name, kind in kinds.items() if (directory / name).exists()}
+    if len(there) > 1:
+        raise ValueError(f"{directory} has two checkpoints, {' and '.join(there.values())}: remove one of them")
+    return bool(there) and SINGLE_FILE not in there
 
 
 def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
@@ -98,26 +98,26 @@ def headers_of(
     config = read_config(directory, strict)
     is_orbax = (directory / orbax.METADATA).exists()
     stored = orbax.stored_tensors(directory) if is_orbax else stored_tensors(directory, strict, OWN_FILE)
-    expected, found, known = expected_tensors(config), dict[str, Tensor](), set[str]()
+    expected, tensors, used = expected_tensors(config), dict[str, Tensor](), set[str]()
     lacking = set[str]()
     for name, shape in expected.items():
         ends = ARRAYS if bits_of(name, config, 8) is not None else {"weight": ""}
         arrays = {field: stored[name + end] for field, end in ends.items() if name + end in stored}
-        known |= {name + ends[field] for field in arrays}
+        used |= {name + ends[field] for field in arrays}
         weight, scale = arrays.get("weight"), arrays.get("scale")
         if weight is None or (scale is None and len(ends) > 1 and weight.dtype in ("I8", "U8")):
             lacking.add(name if weight is None else name + SCALE)
         elif scale is not None and len(scale.shape) == len(shape):
-            found[name] = packed.own_matrix(name, shape, arrays)
+            tensors[name] = packed.own_matrix(name, shape, arrays)
         else:
             check_kind(name, weight, shape, FLOATS if scale is None else ("I8",))
             of_experts = len(shape) == 3
-            found[name] = ExpertTensor(weight.rows(), slice(None), False, shape) if of_experts else weight
+            tensors[name] = ExpertTensor(weight.rows(), slice(None), False, shape) if of_experts else weight
             if scale is not None:
                 check_kind(name + SCALE, scale, scale_shape(shape), ("F32",))
-                found[name + SCALE] = scale
-    check_names(directory, lacking, stored.keys() - known)
-    return config, found
+                tensors[name + SCALE] = scale
+    check_names(directory, lacking, stored.keys() - used)
+    return config, tensors
 
 
 def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -100,10 +100,11 @@ def suppressed_tokens(settings: Values) -> list[int]:
 def banned_sequences(settings: Values) -> list[list[int]]:
     """Returns the sequences of tokens that no text has; as in transformers, no end token alone is one of them."""
     sequences = settings.get("bad_words_ids", [])
-    if not isinstance(sequences, list) or not all(_are_ids(each) and each for each in sequences):
+    if not isinstance(sequences, list) or not all(_are_ids(sequence) and sequence for sequence in sequences):
         raise ValueError(f"{settings.file}: bad_words_ids must be a list of lists of token ids, got {shown(sequences)}")
     ends = settings.get("eos_token_id", [])
-    return [each for each in sequences if each not in ([end] for end in (ends if isinstance(ends, list) else [ends]))]
+    ends_alone = [[end] for end in (ends if isinstance(ends, list) else [ends])]
+    return [sequence for sequence in sequences if sequence not in ends_alone]
 
 
 def repeated_size(settings: Values) -> int:

@@ -212,8 +212,8 @@ def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[st
 def unknown_keys(values: Values) -> dict[str, Any]:
     """Returns the keys of the architecture that `read_config` does not know, with their values."""
     prefix = f"{values.get('general.architecture')}."
-    known = {prefix + key for key in _READ | _ONLY_VALUES.keys() | architecture_of(values).keys.keys()}
-    return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in known}
+    read_keys = {prefix + key for key in _READ | _ONLY_VALUES.keys() | architecture_of(values).keys.keys()}
+    return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in read_keys}
 
 
 def _read_heads(values: Values, prefix: str, is_partial: bool) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _read_heads(values: Values, prefix: str, is_partial: bool) -> dict[str, Any]
 
 def generation_config(values: Values, config: LlamaConfig) -> dict[str, Any]:
     """Returns the content of generation_config.json, with unknown settings of sampling under their own keys."""
-    found = {key: value for key, value in values.values.items() if key.startswith(SAMPLING)}
-    content = {name: found.pop(SAMPLING + key) for key, name in _SAMPLING.items() if SAMPLING + key in found}
+    unread = {key: value for key, value in values.values.items() if key.startswith(SAMPLING)}
+    content = {name: unread.pop(SAMPLING + key) for key, name in _SAMPLING.items() if SAMPLING + key in unread}
     if content.get("temperature") == 0:
         content["do_sample"] = False
         del content["temperature"]
@@ -258,7 +258,7 @@ def generation_config(values: Values, config: LlamaConfig) -> dict[str, Any]:
         raise ValueError(f"{values.file}: tokenizer.ggml.suppress_tokens must be an array of integers")
     if inside := [token_id for token_id in suppressed if 0 <= token_id < config.vocab_size]:
         content["suppress_tokens"] = inside
-    return content | found
+    return content | unread
 
 
 def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:

@@ -203,7 +203,7 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
             in_files[name] = FileTensor({name: (shape[0], shape[2], shape[1])})
     stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
     check_names(file, set(stored.values()) - tensors.keys(), tensors.keys() - set(stored.values()))
-    found = {}
+    result = {}
     for name, in_file in in_files.items():
         tensor, shape = tensors[stored[name]], in_file.shape
         accepted = TYPES if len(shape) > 1 else FLOATING
@@ -215,29 +215,29 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
             )
         for part, rows in zip(in_file.parts, tensor.divide(in_file.parts.values()), strict=True):
             is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
-            found[part] = dataclasses.replace(
+            result[part] = dataclasses.replace(
                 rows,
                 head_dim=config.head_dim if is_permuted else 0,
                 added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
             )
-    return found
+    return result
 
 
 def write_index(tensors: Mapping[str, GGUFTensor], directory: pathlib.Path) -> None:
     """Writes the file that names the tensors of an unfolded directory."""
     stamps = {str(tensor.file): tensor.stamp for tensor in tensors.values()}
-    own = {
+    entries = {
         name: {**dataclasses.asdict(tensor), "file": str(tensor.file), "stamp": None}
         for name, tensor in tensors.items()
     }
-    write_json(directory / INDEX, {"stamps": stamps, "tensors": own})
+    write_json(directory / INDEX, {"stamps": stamps, "tensors": entries})
 
 
 def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
     """Returns the tensors of an unfolded directory by name."""
     index: dict[str, Any] = read_json(directory / INDEX)
     stamps = {name: tuple(stamp) for name, stamp in index["stamps"].items()}
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, fields in index["tensors"].items():
         file, stamp, shape = pathlib.Path(fields["file"]), stamps[fields["file"]], tuple(fields["shape"])
         tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": shape})
@@ -248,5 +248,5 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
             shape = number, inputs, outputs
             values = ExpertTensor(experts, slice(None), True, shape)
         is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING  # which steps read by rows
-        found[name] = Blocks(shape, tensor, values) if is_kept else values
-    return found
+        result[name] = Blocks(shape, tensor, values) if is_kept else values
+    return result

@@ -187,17 +187,17 @@ def read_global_heads(values: Values, kinds: list[str], heads: Heads) -> Heads |
         return None
     if values.get(BY_LAYER) is None:
         number = values.size(GLOBAL_NUMBER, heads.number) if values.boolean(TIED) else heads.number
-        found = Heads(number, values.size(GLOBAL_SIZE))
+        whole = Heads(number, values.size(GLOBAL_SIZE))
     else:
-        found = _read_by_layer(values, kinds, heads)
+        whole = _read_by_layer(values, kinds, heads)
     num_heads = values.size("num_attention_heads")
-    if num_heads % found.number:
+    if num_heads % whole.number:
         raise ValueError(
-            f"{values.file}: num_attention_heads ({num_heads}) must be a multiple of {GLOBAL_NUMBER} ({found.number})"
+            f"{values.file}: num_attention_heads ({num_heads}) must be a multiple of {GLOBAL_NUMBER} ({whole.number})"
         )
-    if found.size % 2:
-        raise ValueError(f"{values.file}: {GLOBAL_SIZE} must be even, got {found.size}")
-    return None if found == heads else found
+    if whole.size % 2:
+        raise ValueError(f"{values.file}: {GLOBAL_SIZE} must be even, got {whole.size}")
+    return None if whole == heads else whole
 
 
 def _read_by_layer(values: Values, kinds: list[str], heads: Heads) -> Heads:
@@ -239,8 +239,8 @@ def _write_heads(config: LlamaConfig, family: Family) -> dict[str, Any]:
     heads = config.global_heads or Heads(config.num_kv_heads, config.head_dim)
     written: dict[str, Any] = {GLOBAL_SIZE: heads.size, GLOBAL_NUMBER: heads.number, SHARED: config.shared_kv_layers}
     if heads.number != config.num_kv_heads and not config.values_from_keys:  # transformers reads no other form
-        own = dict(zip(_KEYS, heads, strict=True))
-        written[BY_LAYER] = {str(i): own for i, window in enumerate(config.windows_by_layer) if window is None}
+        numbers = dict(zip(_KEYS, heads, strict=True))
+        written[BY_LAYER] = {str(i): numbers for i, window in enumerate(config.windows_by_layer) if window is None}
     return written
 
 
@@ -281,14 +281,14 @@ def _write_latent(config: LlamaConfig, family: Family, scaling: Any) -> dict[str
     if sizes is None:
         return {}
     size = _head_size(sizes, family)
-    found: dict[str, Any] = {key: getattr(sizes, field) for field, key in LATENT.items()}
-    found |= {QUERY_RANK: sizes.query_rank, "num_key_value_heads": config.num_heads, "head_dim": size}
+    written: dict[str, Any] = {key: getattr(sizes, field) for field, key in LATENT.items()}
+    written |= {QUERY_RANK: sizes.query_rank, "num_key_value_heads": config.num_heads, "head_dim": size}
     if FRACTION in family.reads:
-        found[FRACTION] = sizes.rotated / size
+        written[FRACTION] = sizes.rotated / size
     if config.attention_scale is not None and isinstance(config.rope_scaling, YarnScaling):
         sharpness = config.attention_scale * sizes.query_size**0.5
-        found["rope_scaling"] = scaling | {"mscale_all_dim": mscale_all_dim(sharpness, config.rope_scaling)}
-    return found
+        written["rope_scaling"] = scaling | {"mscale_all_dim": mscale_all_dim(sharpness, config.rope_scaling)}
+    return written
 
 
 def _head_size(sizes: Latent, family: Family) -> int:
@@ -314,5 +314,5 @@ def _write_multipliers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_multipliers` reads."""
     if not MULTIPLIER_DEFAULTS.keys() <= family.reads.keys():
         return {}
-    found: dict[str, Any] = {key: getattr(config.multipliers, field) for key, field in MULTIPLIERS.items()}
-    return found | {key: [getattr(config.multipliers, field) for field in fields] for key, fields in LISTS.items()}
+    written: dict[str, Any] = {key: getattr(config.multipliers, field) for key, field in MULTIPLIERS.items()}
+    return written | {key: [getattr(config.multipliers, field) for field in fields] for key, fields in LISTS.items()}

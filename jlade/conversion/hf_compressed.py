@@ -73,8 +73,8 @@ class WeightScheme(NamedTuple):
 def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     """Returns the setting in config.json with which weights are not read, for a message."""
     formats = [settings.get("format"), *(group.get("format") for group in _module_groups(settings))]
-    given = [each for each in formats if each not in (None, "mixed-precision")]
-    if others := [each for each in given or [None] if each not in FORMATS]:
+    named = [name for name in formats if name not in (None, "mixed-precision")]
+    if others := [name for name in named or [None] if name not in FORMATS]:
         return f"format is {others[0]!r}, supported is {' or '.join(map(repr, FORMATS))}"
     status = settings.get("quantization_status", "compressed")
     if status not in ("compressed", "frozen"):  # early files are compressed and say frozen
@@ -94,7 +94,7 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Returns the tensors of files with each matrix as one, given the settings of the quantization in config.json."""
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(OF_ACTIVATIONS)}
+    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(OF_ACTIVATIONS)}
     targets = _targets(settings)
     for name, tensor in tensors.items():
         module, _, end = name.rpartition(".")
@@ -109,14 +109,14 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
                 f"{weights.kind!r}"
             )
         read = {"U8": _nvfp4, FP8: _fp8, "I8": _int8}.get(tensor.dtype, _packed)
-        found[f"{module}.{WEIGHT}"] = read(f"{module}.", found, weights)
-    return found
+        result[f"{module}.{WEIGHT}"] = read(f"{module}.", result, weights)
+    return result
 
 
 def _module_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the settings of each group of modules."""
     groups = settings.get("config_groups")
-    return [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
+    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
 
 
 def _targets(settings: Mapping[str, Any]) -> dict[str, WeightScheme]:
@@ -154,7 +154,7 @@ def _read_weights(settings: Mapping[str, Any]) -> WeightScheme:
 def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, WeightScheme]) -> WeightScheme:
     """Returns how a matrix is quantized: by the name of its module, else the first pattern, else its class."""
     patterns = sorted(target for target in targets if target.startswith(PATTERN))
-    fitting = [each for each in patterns if matches("targets", each.removeprefix(PATTERN), module)]
+    fitting = [pattern for pattern in patterns if matches("targets", pattern.removeprefix(PATTERN), module)]
     for target in (module, *fitting, "Linear"):
         if target in targets:
             return targets[target]
@@ -162,20 +162,20 @@ def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, WeightS
 
 
 def _take_integers(
-    found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: WeightScheme
+    tensors: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: WeightScheme
 ) -> dict[str, StoredTensor]:
     """Returns tensors that make up a matrix of integers, by name, and removes them."""
-    zero = found.get(prefix + ZERO)
+    zero = tensors.get(prefix + ZERO)
     if zero is not None and not weights.has_zeros:  # early files have zeros that are all 0
         if zero.dtype != "I8" or zero.read_bytes(prefix + ZERO).any():
             raise ValueError(f"{zero.file}: {prefix}{ZERO} must be 0: config.json says that weights are symmetric")
-        del found[prefix + ZERO]
+        del tensors[prefix + ZERO]
     more = ((ZERO,) if weights.has_zeros else ()) + ((ORDER,) if weights.has_order else ())
-    return take(found, prefix, needed + more, (ORDER,))
+    return take(tensors, prefix, needed + more, (ORDER,))
 
 
-def _packed(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays, bits = _take_integers(found, prefix, (PACKED, SCALE, SHAPE), weights), weights.bits
+def _packed(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+    arrays, bits = _take_integers(tensors, prefix, (PACKED, SCALE, SHAPE), weights), weights.bits
     codes, size = arrays[prefix + PACKED], arrays.pop(prefix + SHAPE)
     check_kind(prefix + SHAPE, size, (2,), ("I64", "I32"))
     outputs, inputs = size.read_bytes(prefix + SHAPE).tolist()
@@ -188,16 +188,16 @@ def _packed(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) 
     return _matrix(prefix, "pack-quantized", arrays, (outputs, inputs), weights)
 
 
-def _int8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays = _take_integers(found, prefix, (WEIGHT, SCALE), weights)
+def _int8(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+    arrays = _take_integers(tensors, prefix, (WEIGHT, SCALE), weights)
     codes = arrays[prefix + WEIGHT]
     if len(codes.shape) != 2:
         raise ValueError(f"{codes.file}: {prefix}{WEIGHT} has shape {codes.shape}; it must be a matrix")
     return _matrix(prefix, "int-quantized", arrays, codes.shape, weights)
 
 
-def _fp8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
-    matrix, scales = take(found, prefix, (WEIGHT, SCALE)).values()
+def _fp8(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
+    matrix, scales = take(tensors, prefix, (WEIGHT, SCALE)).values()
     sizes: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     sizes |= {"group": (1, weights.group_size), "block": weights.blocks or (None, None)}
     return in_blocks(prefix + WEIGHT, matrix, prefix + SCALE, _of_matrix(scales), sizes[weights.strategy])
@@ -261,8 +261,8 @@ def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits
     return DecodedMatrix(codes, scale, of_inputs, zero)
 
 
-def _nvfp4(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays = take(found, prefix, (PACKED, SCALE, GLOBAL))
+def _nvfp4(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+    arrays = take(tensors, prefix, (PACKED, SCALE, GLOBAL))
     codes, scales, whole = arrays.values()
     if len(codes.shape) != 2 or 2 * codes.shape[1] % NVFP4_GROUP:
         raise ValueError(f"{codes.file}: {prefix}{PACKED} has shape {codes.shape}; it must be [out, in / 2]")

@@ -117,17 +117,17 @@ def check_with_ends(file: pathlib.Path, raw: Mapping[str, Any]) -> LlamaConfig:
 def _with_own_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Returns the content with the keys that are read in the place of their other names."""
     reads, aliases = {*SIZES, *family.reads}, ALIASES | dict(family.aliases)
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     names: dict[str, str] = {}
     for key, value in raw.items():
         own = aliases[key] if key not in reads and aliases.get(key) in reads else key
-        if None not in (value, found.get(own)) and value != found[own]:
+        if None not in (value, keys.get(own)) and value != keys[own]:
             raise ValueError(
-                f"{file}: {names[own]} is {found[own]!r} and {key} is {value!r}: remove one of them, or make them equal"
+                f"{file}: {names[own]} is {keys[own]!r} and {key} is {value!r}: remove one of them, or make them equal"
             )
-        if found.get(own) is None:
-            found[own], names[own] = value, key
-    return found
+        if keys.get(own) is None:
+            keys[own], names[own] = value, key
+    return keys
 
 
 def write_configs(config: LlamaConfig, dtype: str, directory: pathlib.Path) -> None:
@@ -181,13 +181,13 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     """
     family = FAMILIES[name]
     keys = {*SIZES, *family.reads}
-    given = {key: value for key, value in raw.items() if key in keys}
+    read_values = {key: value for key, value in raw.items() if key in keys}
     if not raw.get("rope_scaling"):  # null is the scaling of the family, unless there are rope_parameters
         is_default = raw.get("rope_parameters") is None
-        given["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
+        read_values["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
     if not raw.get("rope_parameters"):
-        given["rope_parameters"] = family.reads["rope_parameters"]
-    values = Values(file, family.reads | given)
+        read_values["rope_parameters"] = family.reads["rope_parameters"]
+    values = Values(file, family.reads | read_values)
     values = Values(file, dict(values.values) | {key: value(values) for key, value in family.derived.items()})
     num_heads = values.size("num_attention_heads")
     num_layers = values.size("num_hidden_layers", count_layers(values, family))

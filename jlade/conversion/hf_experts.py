@@ -140,21 +140,21 @@ class PackedExperts(ExpertTensor, PackedTensor):
     @classmethod
     def of(cls, tensor: ExpertTensor) -> ExpertTensor:
         """Returns the array, as one of this class if its experts are packed alike."""
-        are_packed = all(isinstance(each, PackedTensor) for each in tensor.experts)
+        are_packed = all(isinstance(expert, PackedTensor) for expert in tensor.experts)
         return cls(tensor.experts, tensor.outputs, True, tensor.shape) if are_packed else tensor
 
     @property
     def _packed(self) -> list[PackedTensor]:
-        return [each for each in self.experts if isinstance(each, PackedTensor)]
+        return [expert for expert in self.experts if isinstance(expert, PackedTensor)]
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        return max(each.bits for each in self._packed)
+        return max(expert.bits for expert in self._packed)
 
     @property
     def can_stay(self) -> bool:
         experts = self._packed
-        return all(each.can_stay for each in experts) and all(each.shapes == experts[0].shapes for each in experts)
+        return all(expert.can_stay and expert.shapes == experts[0].shapes for expert in experts)
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -185,7 +185,7 @@ def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxy
     """Returns the tensors of files that hold experts, by name, in the family's own format or in that of `stored`."""
     family = FAMILIES[config.family]
     layout = family.expert_layout
-    found: dict[str, File] = {}
+    result: dict[str, File] = {}
     for i in filter(config.has_experts, range(config.num_layers)):
         prefix, tensors = f"model.layers.{i}.", layer_tensors(config, i)
         before = name_in_files(prefix, config)
@@ -202,10 +202,10 @@ def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxy
             matrix = rows if has_rows else columns
             names = tuple(prefix + name for name, _ in held)
             if "{}" in file_name:
-                found |= {before + file_name.format(n): File(names, matrix, n, has_rows) for n in range(number)}
+                result |= {before + file_name.format(n): File(names, matrix, n, has_rows) for n in range(number)}
             else:
-                found[before + file_name] = File(names, (number, *matrix), None, has_rows)
-    return found
+                result[before + file_name] = File(names, (number, *matrix), None, has_rows)
+    return result
 
 
 def shapes(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, Shape]:

@@ -77,12 +77,12 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Returns the tensors of files, those in FP8 with their scales, given the settings of the quantization."""
-    found = dict(tensors)
+    result = dict(tensors)
     for name, tensor in tensors.items():
-        if tensor.dtype == FP8 and name + SCALES in found:
+        if tensor.dtype == FP8 and name + SCALES in result:
             rows, columns = settings["weight_block_size"]
-            found[name] = in_blocks(name, tensor, name + SCALES, found.pop(name + SCALES), (rows, columns))
-    return found
+            result[name] = in_blocks(name, tensor, name + SCALES, result.pop(name + SCALES), (rows, columns))
+    return result
 
 
 def in_blocks(
@@ -104,5 +104,5 @@ def are_sizes(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value)
+        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
     )

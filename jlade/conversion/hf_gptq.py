@@ -41,16 +41,16 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Returns the tensors of files with each matrix as one, given the settings of the quantization in config.json."""
-    found = dict(tensors)
+    result = dict(tensors)
     for name in tensors:
         if name.endswith(CODES):
             module = name.removesuffix(CODES)
-            own = _settings_of(module, settings)
-            has_order = own.get("desc_act") and own["quant_method"] == "gptq"
-            arrays = take(found, module, (CODES, ZEROS, SCALES, *([ORDER] if has_order else [])), [ORDER])
-            build = _awq if own["quant_method"] == "awq" else _gptq
-            found[f"{module}.weight"] = build(module, arrays, own)
-    return found
+            module_settings = _settings_of(module, settings)
+            has_order = module_settings.get("desc_act") and module_settings["quant_method"] == "gptq"
+            arrays = take(result, module, (CODES, ZEROS, SCALES, *([ORDER] if has_order else [])), [ORDER])
+            build = _awq if module_settings["quant_method"] == "awq" else _gptq
+            result[f"{module}.weight"] = build(module, arrays, module_settings)
+    return result
 
 
 def _settings_of(module: str, settings: Mapping[str, Any]) -> dict[str, Any]:

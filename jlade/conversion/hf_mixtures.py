@@ -56,30 +56,30 @@ def read_groups(values: Values, family: Family) -> dict[str, int]:
 def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_mixture` reads."""
     reads, sparse = family.reads, list(filter(config.has_experts, range(config.num_layers)))
-    found: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     if SPARSE_LAYERS in reads:
-        found |= {SPARSE_LAYERS: sparse, LLAMA_DENSE_SIZE: config.dense_size or config.intermediate_size}
+        written |= {SPARSE_LAYERS: sparse, LLAMA_DENSE_SIZE: config.dense_size or config.intermediate_size}
     elif config.dense_size:
-        found["intermediate_size"] = config.dense_size
+        written["intermediate_size"] = config.dense_size
     if QWEN_STEP in reads:
-        found |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
+        written |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
     if IS_MIXTURE in reads:
-        found[IS_MIXTURE] = config.num_experts > 0
+        written[IS_MIXTURE] = config.num_experts > 0
     if first_dense := _one_of(FIRST_DENSE, family):
-        found[first_dense] = len(config.dense_layers)
+        written[first_dense] = len(config.dense_layers)
     if ERNIE_FIRST in reads:
         first, last = (sparse[0], sparse[-1]) if sparse else (config.num_layers, -1)
-        found |= {ERNIE_FIRST: first, ERNIE_LAST: last, ERNIE_STEP: sparse[1] - first if len(sparse) > 1 else 1}
+        written |= {ERNIE_FIRST: first, ERNIE_LAST: last, ERNIE_STEP: sparse[1] - first if len(sparse) > 1 else 1}
     if MLP_TYPES in reads:
-        found[MLP_TYPES] = [SPARSE if i in sparse else DENSE for i in range(config.num_layers)]
+        written[MLP_TYPES] = [SPARSE if i in sparse else DENSE for i in range(config.num_layers)]
     if shared := _one_of(SHARED_EXPERTS, family):
-        found[shared] = config.intermediate_size // config.expert_size
-        found.setdefault("intermediate_size", config.expert_size)
+        written[shared] = config.intermediate_size // config.expert_size
+        written.setdefault("intermediate_size", config.expert_size)
     if GROUPS in reads:
-        found |= {GROUPS: config.expert_groups, CHOSEN_GROUPS: config.groups_per_token}
+        written |= {GROUPS: config.expert_groups, CHOSEN_GROUPS: config.groups_per_token}
     if METHOD in reads:
-        found[METHOD] = LIMITED if config.expert_groups > 1 else GREEDY
-    return found
+        written[METHOD] = LIMITED if config.expert_groups > 1 else GREEDY
+    return written
 
 
 def _one_of(names: tuple[str, ...], family: Family) -> str | None:

@@ -85,19 +85,19 @@ def write_recurrent(config: LlamaConfig, family: Family) -> dict[str, Any]:
     if INTERVAL in reads and sizes is not None:
         return _types(config, LINEAR, FULL) | {key: getattr(sizes, field) for field, key in DELTA_SIZES.items()}
     if OWN_WIDTH in reads and sizes is not None:
-        found = {key: getattr(sizes, field) for field, key in MAMBA_SIZES.items()}
+        written = {key: getattr(sizes, field) for field, key in MAMBA_SIZES.items()}
         norm = {HAS_NORM: sizes.norm_place is not None, IS_BEFORE: sizes.norm_place == BEFORE_GATE}
-        return found | norm | {OWN_WIDTH: sizes.values, "mamba_conv_bias": sizes.filter_bias}
+        return written | norm | {OWN_WIDTH: sizes.values, "mamba_conv_bias": sizes.filter_bias}
     if MAMBA_HEADS in reads:
         types = _types(config, MAMBA, ATTENTION)
         if sizes is None:  # transformers checks that the heads divide the width even if there are none
             return types | {MAMBA_HEADS: 1}
-        found = types | {key: getattr(sizes, field) for field, key in MAMBA_SIZES.items()}
+        written = types | {key: getattr(sizes, field) for field, key in MAMBA_SIZES.items()}
         # `read_recurrent` refuses widths that are no multiple of the model's.
-        return found | {WIDTH: sizes.values // config.hidden_size, "mamba_conv_bias": sizes.filter_bias}
+        return written | {WIDTH: sizes.values // config.hidden_size, "mamba_conv_bias": sizes.filter_bias}
     if TAPS in reads:
-        found = {ADJUSTS: False} if ADJUSTS in reads else {}
-        return found | _types(config, CONV, FULL) | {TAPS: 3 if sizes is None else sizes.taps}
+        written = {ADJUSTS: False} if ADJUSTS in reads else {}
+        return written | _types(config, CONV, FULL) | {TAPS: 3 if sizes is None else sizes.taps}
     return {}
 
 
@@ -223,13 +223,14 @@ def _write_single(config: LlamaConfig) -> dict[str, Any]:
             return EXPERTS if config.has_experts(layer) else MLP
         return FULL if layer in attend else LINEAR
 
-    found: dict[str, Any] = {TYPES: [kind(i) for i in range(config.num_layers)], MIN_STEP: UNBOUNDED}
+    written: dict[str, Any] = {TYPES: [kind(i) for i in range(config.num_layers)], MIN_STEP: UNBOUNDED}
     if sizes is not None:
-        found |= {key: getattr(sizes, field) for field, key in SINGLE_SIZES.items()} | {FILTER_BIAS: sizes.filter_bias}
+        written |= {key: getattr(sizes, field) for field, key in SINGLE_SIZES.items()}
+        written[FILTER_BIAS] = sizes.filter_bias
     if config.num_experts:
-        found |= {key: getattr(config, field) for field, key in EXPERT_SIZES.items()}
-        found[EXPERTS_LATENT] = config.expert_latent or None
-    return found
+        written |= {key: getattr(config, field) for field, key in EXPERT_SIZES.items()}
+        written[EXPERTS_LATENT] = config.expert_latent or None
+    return written
 
 
 def _read_types(values: Values) -> list[str]:

@@ -114,7 +114,7 @@ def unread_keys(raw: Mapping[str, Any], family: str) -> list[str]:
 
     `read_rotary` refuses settings that are no objects, and those of unknown kinds.
     """
-    found: list[str] = []
+    unread: list[str] = []
     for key in SETTINGS:
         settings = raw.get(key)
         if not isinstance(settings, dict):
@@ -122,10 +122,10 @@ def unread_keys(raw: Mapping[str, Any], family: str) -> list[str]:
         of_layers = {
             f"{key}.{name}": settings[name] for name in (FULL, SLIDING) if isinstance(settings.get(name), dict)
         }
-        for place, one in (of_layers or {key: settings}).items():
+        for path, one in (of_layers or {key: settings}).items():
             read = _KEYS_OF_ALL | _KEYS.get(str(_kind(one, family)), set(one)) | _KEYS_OF_FAMILIES.get(family, set())
-            found += [f"{place}.{name}" for name in one if name not in read]
-    return found
+            unread += [f"{path}.{name}" for name in one if name not in read]
+    return unread
 
 
 def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
@@ -151,7 +151,7 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
 def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
     """Returns the rotary settings as one object, as in transformers 5; transformers 4 keeps the base outside of it."""
     theta = values.get("rope_theta", DEFAULT_THETA)
-    found: dict[str, dict[str, Any]] = {}
+    by_key: dict[str, dict[str, Any]] = {}
     for key in SETTINGS:
         settings = values.get(key, {})
         if not isinstance(settings, dict):
@@ -169,14 +169,14 @@ def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
         if not isinstance(settings, dict):
             raise ValueError(f"{values.file}: {layer_type} of {key} must be an object, got {settings!r}")
         if settings:
-            found[key] = {"rope_theta": theta} | settings | {"rope_type": _kind(settings, family)}
-            found[key].pop("type", None)
-    if len(found) == 2 and found[SETTINGS[0]] != found[SETTINGS[1]]:
+            by_key[key] = {"rope_theta": theta} | settings | {"rope_type": _kind(settings, family)}
+            by_key[key].pop("type", None)
+    if len(by_key) == 2 and by_key[SETTINGS[0]] != by_key[SETTINGS[1]]:
         raise ValueError(
             f"{values.file}: rope_scaling is {values.get(SETTINGS[0])!r} and rope_parameters is "
             f"{values.get(SETTINGS[1])!r}: remove one of them, or make them equal"
         )
-    return next(iter(found.values()), {"rope_theta": theta, "rope_type": "default"})
+    return next(iter(by_key.values()), {"rope_theta": theta, "rope_type": "default"})
 
 
 def _kind(settings: Mapping[str, Any], family: str) -> Any:

@@ -152,14 +152,14 @@ def model_tensors(
     if config.tie_embeddings and embedding not in tensors and output in tensors:
         tensors[embedding] = tensors.pop(output)
     config = untied(config, tensors)
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     in_files = file_tensors(config)
     expected = {name: file.shape for name, file in in_files.items()} | hf_experts.shapes(config, tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_empty(name, tensors)}
     check_tensors(tensors, expected, config, directory, strict)
     for name, file in in_files.items():
-        found |= zip(file.parts, file.divide(tensors[name]), strict=True)
-    return config, found | hf_experts.read(config, tensors)
+        result |= zip(file.parts, file.divide(tensors[name]), strict=True)
+    return config, result | hf_experts.read(config, tensors)
 
 
 def check_tensors(

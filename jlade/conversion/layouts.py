@@ -242,10 +242,10 @@ class _Reader:
         field = TOP.get(name, "norm") if layer is None else fields_of_names(self.config)[within]
         if not self.layout.arrays.get(field):
             raise ValueError(f"{self.source}: no name is known for {name} in a tree with these names")
-        found = self._find(self.layout.arrays[field], layer)
-        if found is None:
+        match = self._find(self.layout.arrays[field], layer)
+        if match is None:
             return None
-        own_name, source, is_stacked = found
+        own_name, source, is_stacked = match
         self.used.add(own_name)
         array = self.arrays[own_name]
         if not jnp.issubdtype(array.dtype, jnp.floating):

@@ -45,8 +45,8 @@ def find(
     """
     directory = _find(path)
     if directory is None:
-        found = _download(os.fspath(path), revision, weights=weights, argument=argument)
-        return gguf.unfold(found) if found.is_file() else found
+        downloaded = _download(os.fspath(path), revision, weights=weights, argument=argument)
+        return gguf.unfold(downloaded) if downloaded.is_file() else downloaded
     if revision is not None:
         raise ValueError(f"revision={revision!r} is for ids of the Hub; {os.fspath(path)!r} is {ACCEPTED}")
     return directory

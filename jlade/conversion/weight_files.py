@@ -196,10 +196,10 @@ def stored_tensors(directory: pathlib.Path, strict: bool = False, single: str = 
     for file in _weight_files(directory / single, strict):
         if not file.exists():
             raise ValueError(f"{file} is missing, though {single}.index.json names it")
-        found = read_header(file)
-        if twice := sorted(found.keys() & tensors.keys()):
+        in_file = read_header(file)
+        if twice := sorted(in_file.keys() & tensors.keys()):
             raise ValueError(f"{file} and {tensors[twice[0]].file} both have the tensor {twice[0]}")
-        tensors |= found
+        tensors |= in_file
     return tensors
 
 
