@@ -93,7 +93,8 @@ def _gptq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str
     check_kind(module + CODES, codes, (rows, outputs), ("I32",))
     check_kind(module + ZEROS, zeros, (groups, outputs * bits // 32), ("I32",))
     check_kind(module + SCALES, scales, (groups, outputs), SCALE_TYPES)
-    subtracted = 1 if _format(settings) == "gptq" else 0
+    version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    subtracted = 1 if str(version).lower() == "gptq" else 0
     decode = functools.partial(_decode_gptq, bits=bits, subtracted=subtracted)
     dtype = scales.value_dtype
     return file_matrix(
@@ -120,10 +121,6 @@ def _decode_gptq(
     own = unpack_integers(codes, bits, axis=0)
     groups = np.arange(len(own)) // max(1, len(own) // len(scales)) if order is None else order
     return DecodedMatrix((own - np.uint8(half)).view(np.int8), scales, groups, zero.astype(scales.dtype))
-
-
-def _format(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
 
 
 def _size(tensor: StoredTensor, module: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from jlade.conversion.tensors import named_arrays
 from jlade.conversion.weight_files import StoredTensor
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
-from tests.conversion.hf_files import DEMO, assert_equal, write_checkpoint
+from tests.conversion.hf_files import DEMO, assert_equal, change_config, write_checkpoint
 from tests.models.test_llama import run_blocks
 
 SHAPE = LlamaConfig(12, 8, 10, 2, 4, 2, 2, 64, eos_ids=(3, 4))
@@ -170,8 +170,7 @@ def test_arrays_that_are_not_those_of_config_json_are_refused(changes, message, 
 
 def test_the_stored_dtype_is_that_of_the_arrays_besides_int8(own):
     directory, _ = own
-    config = read_json(directory / "config.json")
-    (directory / "config.json").write_text(json.dumps(config | {"torch_dtype": None}))
+    change_config(directory, torch_dtype=None)
     assert conversion.load(directory, "auto").norm.dtype == jnp.bfloat16
 
 
