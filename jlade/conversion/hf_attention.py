@@ -169,12 +169,7 @@ def read_windows(values: Values, num_layers: int) -> Windows:
         if "no_rope_layers" in values.values:  # SmolLM3: windows where nothing is rotated
             is_full = _read_turned(values, num_layers)
         kinds = [FULL if full else SLIDING for full in is_full]
-    supported = (FULL, SLIDING)
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in supported for kind in kinds):
-        raise ValueError(
-            f"{values.file}: layer_types must name full_attention or sliding_attention for each of {num_layers} "
-            f"layers, got {kinds!r}"
-        )
+    values.check_layers("layer_types", kinds, (FULL, SLIDING), num_layers)
     if GLOBAL_SIZE in values.values:  # in Gemma 4 the last layer has none, whatever is written
         kinds = [*kinds[:-1], FULL]
     windows = tuple(window if kind == SLIDING else None for kind in kinds)
@@ -223,7 +218,7 @@ def _read_by_layer(values: Values, kinds: list[str], heads: Heads) -> Heads:
 
 def read_shared_layers(values: Values, kinds: list[str]) -> int:
     """Returns the field `shared_kv_layers` of `LlamaConfig`, given the kinds of layers."""
-    number = values.size(SHARED) if values.get(SHARED, 0) != 0 else 0
+    number = values.count(SHARED)
     if number >= len(kinds) or not set(kinds[len(kinds) - number :]) <= set(kinds[: len(kinds) - number]):
         raise ValueError(
             f"{values.file}: {SHARED} must leave layers of each kind in layer_types before the last {number} of "

@@ -261,10 +261,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
 
 def _read(values: Values, key: str, field: str, family: Family) -> Any:
     """Returns the value of a field of `LlamaConfig` that is read from `key`."""
-    if field in MAY_BE_ZERO and values.get(key, 0) == 0:
-        return 0
     if field in COUNTS:
-        return values.size(key)
+        return values.count(key) if field in MAY_BE_ZERO else values.size(key)
     if isinstance(family.reads[key], bool):
         is_set = values.boolean(key)
         return (values.size("hidden_size") ** 0.5 if is_set else 1.0) if key in ROOT_OF_WIDTH else is_set

@@ -28,7 +28,7 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     shared = _one_of(SHARED_EXPERTS, family)
     if shared is None:
         return of_layers
-    shared_size = _count(values, shared) * values.size("moe_intermediate_size")
+    shared_size = values.count(shared) * values.size("moe_intermediate_size")
     return of_layers | {"intermediate_size": shared_size} | read_groups(values, family)
 
 
@@ -92,33 +92,25 @@ def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collectio
     layers, reads = range(num_layers), family.reads
     if SPARSE_LAYERS in reads:
         step = values.size(LLAMA_STEP)
-        return _listed(values, SPARSE_LAYERS, layers, layers[step - 1 :: step])
+        return listed_layers(values, SPARSE_LAYERS, layers, layers[step - 1 :: step])
     if QWEN_STEP in reads:
         step = values.size(QWEN_STEP)
-        return set(layers[step - 1 :: step]) - set(_listed(values, QWEN_DENSE, layers, []))
+        return set(layers[step - 1 :: step]) - set(listed_layers(values, QWEN_DENSE, layers, []))
     if ERNIE_FIRST in reads:
         step, last = values.size(ERNIE_STEP), num_layers - 1
-        last = last if values.get(ERNIE_LAST, -1) == -1 else _count(values, ERNIE_LAST)
-        return [i for i in layers[_count(values, ERNIE_FIRST) : last + 1] if (i + 1) % step == 0]
+        last = last if values.get(ERNIE_LAST, -1) == -1 else values.count(ERNIE_LAST)
+        return [i for i in layers[values.count(ERNIE_FIRST) : last + 1] if (i + 1) % step == 0]
     kinds = values.get(MLP_TYPES) if MLP_TYPES in reads else None
     if kinds is None:
         first_dense = _one_of(FIRST_DENSE, family)
-        return layers[_count(values, first_dense) :] if first_dense else layers
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (DENSE, SPARSE) for kind in kinds):
-        raise ValueError(
-            f"{values.file}: {MLP_TYPES} must name dense or sparse for each of {num_layers} layers, got {kinds!r}"
-        )
+        return layers[values.count(first_dense) :] if first_dense else layers
+    values.check_layers(MLP_TYPES, kinds, (DENSE, SPARSE), num_layers)
     return [i for i in layers if kinds[i] == SPARSE]
 
 
-def _listed(values: Values, key: str, layers: Sequence[int], default: Sequence[int]) -> Sequence[int]:
+def listed_layers(values: Values, key: str, layers: Sequence[int], default: Sequence[int]) -> Sequence[int]:
     """Returns the layers that a list names."""
     listed = values.get(key, default)
     if listed is not default and (not isinstance(listed, list) or any(i not in layers for i in listed)):
         raise ValueError(f"{values.file}: {key} must list some of {len(layers)} layers, got {listed!r}")
     return listed
-
-
-def _count(values: Values, key: str) -> int:
-    """Returns an integer that may be 0, for which null stands too."""
-    return values.size(key) if values.get(key, 0) != 0 else 0

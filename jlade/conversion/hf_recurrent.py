@@ -3,7 +3,7 @@
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_mixtures import read_groups
+from jlade.conversion.hf_mixtures import listed_layers, read_groups
 from jlade.conversion.hf_rotary import ATTENTION, FULL
 from jlade.conversion.json_files import Values
 from jlade.models.architecture import (
@@ -122,9 +122,7 @@ def _read_layers(values: Values, names: tuple[str, ...], num_layers: int) -> tup
     if kinds is None:
         kinds = _default_types(values, names[0], num_layers)
     accepted = (FULL, *names) if names != (MAMBA, LINEAR) else (ATTENTION, FULL, *names)
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in accepted for kind in kinds):
-        said = " or ".join(accepted)
-        raise ValueError(f"{values.file}: layer_types must name {said} for each of {num_layers} layers, got {kinds!r}")
+    values.check_layers("layer_types", kinds, accepted, num_layers)
     if all(kind in names for kind in kinds):
         raise ValueError(f"{values.file}: layer_types must name {FULL} for one of {num_layers} layers, got {kinds!r}")
     return tuple(i for i in range(num_layers) if kinds[i] in names)
@@ -135,9 +133,8 @@ def _default_types(values: Values, recurrent: str, num_layers: int) -> list[str]
     if INTERVAL in values.values:
         interval = values.size(INTERVAL)
         return [FULL if (i + 1) % interval == 0 else recurrent for i in range(num_layers)]
-    attention = values.get("full_attn_idxs", list(range(num_layers)) if TAPS in values.values else [])
-    if not isinstance(attention, list) or any(i not in range(num_layers) for i in attention):
-        raise ValueError(f"{values.file}: full_attn_idxs must list some of {num_layers} layers, got {attention!r}")
+    layers = range(num_layers)
+    attention = listed_layers(values, "full_attn_idxs", layers, layers if TAPS in values.values else [])
     return [FULL if i in attention else recurrent for i in range(num_layers)]
 
 
