@@ -126,8 +126,8 @@ def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) 
     values = generation_settings.read(location.find(path, revision))
     generation_settings.refuse_beams(values)
     bans = dict.fromkeys(generation_settings.suppressed_tokens(values), -math.inf)
-    known = generation_settings.OF_SAMPLING
-    names = known if values.boolean("do_sample") else [name for name in known if name in PENALTIES]
+    controls_read = generation_settings.OF_SAMPLING
+    names = controls_read if values.boolean("do_sample") else [name for name in controls_read if name in PENALTIES]
     controls = {name: values.get(name, CONTROLS[name].of_transformers) for name in names}
     # A control that has no effect is left out, since the program would take the time to compute it.
     used = {name: value for name, value in controls.items() if value != CONTROLS[name].neutral}
@@ -154,9 +154,9 @@ def load_constraints(path: str | os.PathLike[str], *, revision: str | None = Non
     if not (sequences or size):
         return []
     vocab_size = read_config(directory).vocab_size
-    found: list[Constraint] = [NoRepeatedNgrams(size, vocab_size)] if size else []
+    constraints: list[Constraint] = [NoRepeatedNgrams(size, vocab_size)] if size else []
     try:
-        return found + ([BannedSequences.of(sequences, vocab_size)] if sequences else [])
+        return constraints + ([BannedSequences.of(sequences, vocab_size)] if sequences else [])
     except ValueError as error:
         raise ValueError(f"{values.file}: bad_words_ids: {error}") from error
 
@@ -256,13 +256,13 @@ def load_pool(path: str | os.PathLike[str]) -> NGramPool:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"path must be a file written by jlade.save_pool, got {os.fspath(path)!r}: {error}") from error
     dimensions = {NGRAMS: (3, 4), VOCAB_SIZE: (0,)}
-    found = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+    kinds = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
     if arrays.keys() != dimensions.keys() or any(
         array.dtype != np.int32 or array.ndim not in dimensions[name] for name, array in arrays.items()
     ):
         raise ValueError(
             f"{os.fspath(path)} holds no pool: accepted are {NGRAMS} int32[..., R, S, N] and {VOCAB_SIZE} int32[], "
-            f"got {found}"
+            f"got {kinds}"
         )
     ngrams, vocab_size = arrays[NGRAMS], int(arrays[VOCAB_SIZE])
     if ngrams.size and (ngrams.min() < NONE or ngrams.max() >= vocab_size):

@@ -16,8 +16,8 @@ from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import location, orbax
 from jlade.conversion.calibration import mean_squares
+from jlade.conversion.checkpoint import copy_metadata
 from jlade.conversion.hf_config import auto_dtype
-from jlade.conversion.metadata import copy_metadata
 from jlade.conversion.tensors import check_dtype
 from jlade.files import written_whole
 from jlade.generation.tokenizer_files import load_tokenizer

@@ -1,4 +1,8 @@
-"""Checkpoints in Hugging Face format and in jlade's own, and GGUF files; installed as `jlade.conversion`."""
+"""Checkpoints in Hugging Face format and in jlade's own, and GGUF files; installed as `jlade.conversion`.
+
+What is not supported, missing or broken raises a ValueError that names the file, the key or the tensor, and what is
+accepted. What is ignored gives a warning that names it, or with `strict` the error.
+"""
 
 from jlade.conversion.checkpoint import load, save
 from jlade.conversion.gguf import load_gguf

@@ -18,7 +18,7 @@ from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, own_names, text_part
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few, name_in_files
-from jlade.conversion.weight_files import CHUNK, FLOATS, StoredTensor, Tensor, broken_rows, read_header
+from jlade.conversion.weight_files import CHUNK, FLOATS, ComposedTensor, StoredTensor, Tensor, broken_rows, read_header
 from jlade.models.llama import LlamaConfig
 
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
@@ -40,7 +40,7 @@ class Product(NamedTuple):
     is_embedding: bool
 
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the left and the right matrix. Errors name the tensor `name`."""
+        """Returns the left and the right matrix, of the tensor `name`."""
         # In float64 the products of a part and of the whole round alike: a mesh has the weights of one device.
         a, b = (tensor.read_bytes(name).astype(np.float64) for tensor in (self.a, self.b))
         return (a.T, b.T) if self.is_embedding else (b, a)
@@ -68,8 +68,8 @@ class Change(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptedTensor:
-    """A tensor of a base model with the change of an adapter, as a `jlade.conversion.weight_files.Tensor`."""
+class AdaptedTensor(ComposedTensor):
+    """A tensor of a base model with the change of an adapter."""
 
     base: Tensor
     change: Change
@@ -84,17 +84,9 @@ class AdaptedTensor:
         return self._values.file
 
     @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+    def sources(self) -> list[Tensor]:
         product = self.change.product
-        return self.base.stamps | self._values.stamps | ({} if product is None else product.a.stamps)
-
-    @property
-    def dtype(self) -> str:
-        return self.base.dtype
-
-    @property
-    def value_dtype(self) -> str:
-        return self.base.value_dtype
+        return [self.base, self._values, *([] if product is None else [product.a])]
 
     @property
     def num_bytes(self) -> int:
@@ -124,20 +116,9 @@ class AdaptedTensor:
 def merge(
     config: LlamaConfig, tensors: Mapping[str, Tensor], adapter: str | os.PathLike[str], strict: bool = False
 ) -> tuple[LlamaConfig, dict[str, Tensor]]:
-    """Returns the configuration of a model and its tensors, with the changes of an adapter.
+    """Returns the configuration of a model and its tensors, with the changes of an adapter's directory.
 
     The configuration differs if the adapter has an embedding or an output matrix for a model that ties them.
-
-    Args:
-      config, tensors: of the base model.
-      adapter: a directory with adapter_config.json and adapter_model.safetensors.
-      strict: whether to refuse keys that jlade does not know, rather than to ignore them with a warning.
-
-    Raises:
-      ValueError: names the file, and the key or the tensor, that is missing, broken or not supported.
-
-    Warns:
-      UserWarning: names the unknown keys.
     """
     directory = pathlib.Path(adapter)
     if not directory.is_dir():
@@ -189,11 +170,7 @@ class _Changes:
         self.missing: list[str] = []
 
     def untie(self) -> bool:
-        """Whether the embedding and the output matrix of a model that ties them get different values.
-
-        Raises:
-          ValueError: names a tensor that would change both.
-        """
+        """Whether the embedding and the output matrix of a model that ties them get different values."""
         modules = [name.removesuffix(".weight") for name in (self.embedding, self.output)]
         if any(map(self.config.saves, modules)) and not self.config.keeps_ties:
             return True
@@ -208,13 +185,7 @@ class _Changes:
     def take(self, name: str, shape: Shape, is_required: bool = True) -> Change | None:
         """Returns the change of a tensor in the files of the model, if there is one.
 
-        Args:
-          name: of the tensor.
-          shape: of the tensor.
-          is_required: whether an adapter of its module has factors for it.
-
-        Raises:
-          ValueError: names the tensor of the adapter that has another shape or dtype.
+        Factors may be missing, though an adapter targets the module, unless `is_required`.
         """
         module, _, kind = name.rpartition(".")
         full = module.replace("model.", "model.language_model.", 1) if self.has_other_parts else module
@@ -228,12 +199,12 @@ class _Changes:
                 shapes = {f"{module}.lora_embedding_A": (rank, rows), f"{module}.lora_embedding_B": (columns, rank)}
             else:
                 shapes = {f"{module}.lora_A.weight": (rank, columns), f"{module}.lora_B.weight": (rows, rank)}
-            found = {name: self._pop(name, shape) for name, shape in shapes.items()}
-            a, b = found.values()
+            factors = {name: self._pop(name, shape) for name, shape in shapes.items()}
+            a, b = factors.values()
             if a is not None and b is not None:
                 product = Product(a, b, self.config.scale(full), name == self.embedding)
             elif a is not b or (is_required and not self.config.is_all_linear):
-                self.missing += [name for name, tensor in found.items() if tensor is None]
+                self.missing += [name for name, tensor in factors.items() if tensor is None]
         return Change(saved, product) if saved or product else None
 
     def check_all_taken(self) -> None:

@@ -4,11 +4,10 @@ import dataclasses
 import os
 import pathlib
 import re
-import warnings
 from itertools import accumulate
 from typing import Any
 
-from jlade.conversion.json_files import Values, read_json, shown
+from jlade.conversion.json_files import Values, read_json, refuse_or_warn, shown
 
 NAME = "adapter_config.json"
 # Keys with which PEFT gets other weights than the sum below, and the values with which it does not.
@@ -64,11 +63,7 @@ WITHOUT_EFFECT = {  # on the merged weights, given the tensors
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
-    """The keys of adapter_config.json. Modules have their names in transformers, such as model.layers.0.mlp.up_proj.
-
-    Raises:
-      ValueError: names the file, the key and the value.
-    """
+    """The keys of adapter_config.json. Modules have their names in transformers, such as model.layers.0.mlp.up_proj."""
 
     values: Values
 
@@ -144,7 +139,7 @@ class AdapterConfig:
             self._match("layers_pattern", rf"(?:.*?\.)?{pattern}\.(?P<number>\d+)\.", module)
             for pattern in ([patterns] if isinstance(patterns, str) else patterns)
         ]
-        return not layers or any(found is not None and int(found["number"]) in layers for found in numbers)
+        return not layers or any(match is not None and int(match["number"]) in layers for match in numbers)
 
     def _match(self, key: str, pattern: str, module: str) -> re.Match[str] | None:
         try:
@@ -156,14 +151,7 @@ class AdapterConfig:
 
 
 def read(directory: pathlib.Path, strict: bool) -> AdapterConfig:
-    """Returns the content of adapter_config.json.
-
-    Raises:
-      ValueError: names the file, the key and the supported values; names the unknown keys if `strict`.
-
-    Warns:
-      UserWarning: names the unknown keys.
-    """
+    """Returns the content of adapter_config.json."""
     file = directory / NAME
     raw = read_json(file)
     for key, values in ONLY_VALUES.items():
@@ -179,9 +167,8 @@ def read(directory: pathlib.Path, strict: bool) -> AdapterConfig:
             f"{file}: target_modules must be names or a regular expression, got {raw.get('target_modules')}"
         )
     if unknown := ", ".join(sorted(raw.keys() - ONLY_VALUES.keys() - READ - WITHOUT_EFFECT)):
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses unknown keys: {unknown}")
-        warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {unknown}", stacklevel=2)
+        warning = f"{file}: ignored unknown keys, which strict=True refuses: {unknown}"
+        refuse_or_warn(strict, file, f"unknown keys: {unknown}", warning)
     return AdapterConfig(Values(file, raw))
 
 
@@ -190,9 +177,8 @@ def say_ignored(directory: pathlib.Path, strict: bool) -> None:
     if not (directory / NAME).exists():
         return
     message = f"the adapter of {directory / NAME}; adapter={os.fspath(directory)!r} merges it"
-    if strict:
-        raise ValueError(f"{directory}: strict=True refuses to ignore {message}")
-    warnings.warn(f"{directory}: ignored, which strict=True refuses, is {message}", stacklevel=2)
+    warning = f"{directory}: ignored, which strict=True refuses, is {message}"
+    refuse_or_warn(strict, directory, f"to ignore {message}", warning)
 
 
 def refuse_as_model(directory: pathlib.Path) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.conversion import hf_config, layouts
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import check_names, is_beyond, model_tensors, own_names, text_part
-from jlade.conversion.interleaved import Interleaved
+from jlade.conversion.hf_tensors import Interleaved, check_names, is_beyond, model_tensors, own_names, text_part
 from jlade.conversion.memory import NAMES, HeldTensor
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import (
@@ -133,11 +132,7 @@ def _untied(config: LlamaConfig, arrays: Arrays) -> tuple[LlamaConfig, Arrays]:
 def _plan(
     shapes: tuple[tuple[str, Shape, str], ...], config: LlamaConfig, dtype: np.dtype, layout: str | None
 ) -> tuple[jax.tree_util.PyTreeDef, list[str | None]]:
-    """Returns the structure of the result of `_convert`, and the name of each array that is a leaf of it as it is.
-
-    Raises:
-      ValueError: see `adopt`.
-    """
+    """Returns the structure of the result of `_convert`, and the name of each array that is a leaf of it as it is."""
     taken: list[str | None] = []
 
     def trace(arrays: Arrays) -> LlamaParams:

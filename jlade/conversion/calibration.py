@@ -19,12 +19,7 @@ WINDOW = 512  # tokens that are read at once
 def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, np.ndarray]]:
     """Returns the mean square [in] float32 of each input of the matrices of each layer, by field; not of experts.
 
-    Args:
-      params: on one device; matrices in few bits are passed over.
-      tokens: of a text, which is read in windows of 512.
-
-    Raises:
-      ValueError: there are no tokens.
+    The parameters are on one device. Matrices in few bits are passed over. The tokens are read in windows of 512.
     """
     if not len(tokens):
         raise ValueError("the text to calibrate with has no tokens")
@@ -59,8 +54,8 @@ def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, n
     for begin in range(0, len(tokens) - length + 1, length):
         read(watched, jnp.asarray(tokens[begin : begin + length], jnp.int32)[None]).block_until_ready()
     jax.effects_barrier()
-    found: list[dict[str, np.ndarray]] = [{} for _ in params.layers]
+    means: list[dict[str, np.ndarray]] = [{} for _ in params.layers]
     for number, (i, field) in enumerate(names):
         if number in sums:
-            found[i][field] = sums[number] / (len(tokens) // length * length)
-    return found
+            means[i][field] = sums[number] / (len(tokens) // length * length)
+    return means

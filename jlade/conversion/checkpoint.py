@@ -5,36 +5,36 @@ The weights are those of safetensors files whose names begin with "jlade", which
 
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Mapping
 
 import jax
 from jax.sharding import Mesh
 
-from jlade.conversion import huggingface, orbax, packed
+from jlade.conversion import adapter_config, hf_quantization, huggingface, orbax, packed
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import check_names
+from jlade.conversion.json_files import read_json, write_json
 from jlade.conversion.tensors import ARRAYS, SCALE, Sharding, bits_of, expected_tensors, named_arrays, scale_shape
 from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, Tensor, check_kind, stored_tensors, write_tensors
 from jlade.files import written_whole
 from jlade.models.llama import LlamaConfig, LlamaParams
 
 OWN_FILE = "jlade.safetensors"
+TIED = "tie_word_embeddings"
+FILES = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.model")  # of tokenizers: the last two
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory is a checkpoint written by `save`, or in Orbax's format.
-
-    Raises:
-      ValueError: there are two checkpoints.
-    """
+    """Whether a directory is a checkpoint written by `save`, or in Orbax's format."""
     directory = pathlib.Path(path)
     kinds = {name: single for single in (OWN_FILE, SINGLE_FILE) for name in (f"{single}.index.json", single)}
     kinds[orbax.METADATA] = orbax.ARRAYS
-    found = {kind: name for name, kind in kinds.items() if (directory / name).exists()}
-    if len(found) > 1:
-        raise ValueError(f"{directory} has two checkpoints, {' and '.join(found.values())}: remove one of them")
-    return bool(found) and SINGLE_FILE not in found
+    there = {kind: name for name, kind in kinds.items() if (directory / name).exists()}
+    if len(there) > 1:
+        raise ValueError(f"{directory} has two checkpoints, {' and '.join(there.values())}: remove one of them")
+    return bool(there) and SINGLE_FILE not in there
 
 
 def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
@@ -87,11 +87,7 @@ def load(
 def headers_of(
     directory: pathlib.Path, strict: bool = False, adapter: str | os.PathLike[str] | None = None
 ) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
-    """Returns the configuration of a checkpoint in any format and its tensors by name, all checked.
-
-    Raises:
-      ValueError, warns: see `load` and `load_hf`.
-    """
+    """Returns the configuration of a checkpoint in any format and its tensors by name, all checked."""
     if not is_checkpoint(directory):
         return huggingface.headers_of(directory, strict, adapter)
     if adapter is not None:
@@ -102,23 +98,45 @@ def headers_of(
     config = read_config(directory, strict)
     is_orbax = (directory / orbax.METADATA).exists()
     stored = orbax.stored_tensors(directory) if is_orbax else stored_tensors(directory, strict, OWN_FILE)
-    expected, found, known = expected_tensors(config), dict[str, Tensor](), set[str]()
+    expected, tensors, used = expected_tensors(config), dict[str, Tensor](), set[str]()
     lacking = set[str]()
     for name, shape in expected.items():
         ends = ARRAYS if bits_of(name, config, 8) is not None else {"weight": ""}
         arrays = {field: stored[name + end] for field, end in ends.items() if name + end in stored}
-        known |= {name + ends[field] for field in arrays}
+        used |= {name + ends[field] for field in arrays}
         weight, scale = arrays.get("weight"), arrays.get("scale")
         if weight is None or (scale is None and len(ends) > 1 and weight.dtype in ("I8", "U8")):
             lacking.add(name if weight is None else name + SCALE)
         elif scale is not None and len(scale.shape) == len(shape):
-            found[name] = packed.own_matrix(name, shape, arrays)
+            tensors[name] = packed.own_matrix(name, shape, arrays)
         else:
             check_kind(name, weight, shape, FLOATS if scale is None else ("I8",))
             of_experts = len(shape) == 3
-            found[name] = ExpertTensor(weight.rows(), slice(None), False, shape) if of_experts else weight
+            tensors[name] = ExpertTensor(weight.rows(), slice(None), False, shape) if of_experts else weight
             if scale is not None:
                 check_kind(name + SCALE, scale, scale_shape(shape), ("F32",))
-                found[name + SCALE] = scale
-    check_names(directory, lacking, stored.keys() - known)
-    return config, found
+                tensors[name + SCALE] = scale
+    check_names(directory, lacking, stored.keys() - used)
+    return config, tensors
+
+
+def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives the metadata of a checkpoint to one that `save` or `save_hf` has written with its parameters, in any dtype.
+
+    In config.json, dtype and tying are those of the new weights, which are not quantized as those of the original are.
+    """
+    original, written = (read_json(directory / "config.json") for directory in (source, target))
+    if "text_config" in original:  # the copy has the text part alone
+        original = written
+    dtype_keys = [key for key in ("dtype", "torch_dtype") if key in original] or ["torch_dtype"]
+    changed = dict.fromkeys(dtype_keys, written["torch_dtype"]) | {TIED: written[TIED]}
+    kept = {key: original[key] for key in original if key not in hf_quantization.KEYS}
+    write_json(target / "config.json", kept | changed)
+    (target / "generation_config.json").unlink()  # the original may have none
+    for pattern in FILES:
+        for file in source.glob(pattern):
+            # An index lists weight files, and an adapter would be merged once more.
+            if file.name not in ("config.json", adapter_config.NAME) and not file.name.endswith(".index.json"):
+                copy = target / file.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jlade.conversion import hf_falcon
-from jlade.conversion.family import Family
+from jlade.conversion.family import BIASES, Family
 from jlade.conversion.json_files import Values
 
 TANH = "gelu_pytorch_tanh"
@@ -14,7 +14,7 @@ QWEN = LISTED | {
     "use_sliding_window": False,
     "max_window_layers": 28,
 }
-_GEMMA = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True, "attention_bias": False}
+_GEMMA = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 _GEMMA_2 = _GEMMA | LISTED | {"num_key_value_heads": 4, "query_pre_attn_scalar": 256}
 _GEMMA_3 = {
     "vocab_size": 262208,  # the text part of a gemma3 checkpoint leaves out even sizes
@@ -39,7 +39,6 @@ _GEMMA_4 = _GEMMA_3 | {
     "attention_k_eq_v": False,
     "num_kv_shared_layers": 0,
     "use_double_wide_mlp": False,
-    "attention_bias": False,
     "rope_theta": 10000.0,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -105,13 +104,11 @@ _COHERE = {
     "logit_scale": 0.0625,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
-    "attention_bias": False,
 }
 _COHERE_KEYS = ATTENTION_BIAS | {"norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"}
 _IS_COHERE = {"norm": "layer", "parallel": True, "interleaved_rotary": True}
 _ONE_BIAS = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), "use_bias")
 GRANITE = {
-    "attention_bias": False,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "attention_multiplier": 1.0,
@@ -123,6 +120,14 @@ GRANITE_KEYS = ATTENTION_BIAS | {
     "attention_scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
+MINISTRAL_YARN = {
+    "rope_type": "yarn",
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 def _if_mixture(key: str) -> Callable[[Values], int]:
@@ -133,9 +138,9 @@ def _if_mixture(key: str) -> Callable[[Values], int]:
 DENSE: dict[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM",
-        {"attention_bias": False, "mlp_bias": False, "max_sequence_length": None},
+        {"max_sequence_length": None},
         keys=_BIASES,
-        elsewhere={"attention_bias": False, "mlp_bias": False},
+        elsewhere=BIASES,
     ),
     "mistral": Family(
         "MistralForCausalLM",
@@ -156,7 +161,7 @@ DENSE: dict[str, Family] = {
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
-        QWEN | {"head_dim": 128, "attention_bias": False},
+        QWEN | {"head_dim": 128},
         keys=ATTENTION_BIAS,
         fixed={"qk_norm": True},
         of_parts={"qwen3_vl": "Qwen3VLForConditionalGeneration"},
@@ -216,6 +221,7 @@ DENSE: dict[str, Family] = {
             "experts.gate_up_proj": ("expert_gate", "expert_up"),
             "experts.down_proj": ("expert_down",),
         },
+        joined_experts={},
         of_parts={"gemma4": "Gemma4ForConditionalGeneration"},
     ),
     "gemma4_unified_text": Family(
@@ -340,7 +346,7 @@ DENSE: dict[str, Family] = {
     ),
     "olmo2": Family(
         "Olmo2ForCausalLM",
-        {"rms_norm_eps": 1e-5, "attention_bias": False},
+        {"rms_norm_eps": 1e-5},
         keys=ATTENTION_BIAS,
         fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
     ),
@@ -350,7 +356,6 @@ DENSE: dict[str, Family] = {
         | {
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
-            "attention_bias": False,
             "sliding_window_pattern": 4,
         },
         keys=ATTENTION_BIAS,
@@ -360,7 +365,7 @@ DENSE: dict[str, Family] = {
     ),
     "granite": Family(
         "GraniteForCausalLM",
-        GRANITE | {"mlp_bias": False},
+        GRANITE,
         keys=GRANITE_KEYS | _BIASES,
         elsewhere={
             "embedding_multiplier": 1.0,
@@ -377,8 +382,6 @@ DENSE: dict[str, Family] = {
             "rope_theta": 2e6,
             "max_position_embeddings": 32768,
             "tie_word_embeddings": True,
-            "attention_bias": False,
-            "mlp_bias": False,
             "use_sliding_window": False,
             "sliding_window": None,
             "no_rope_layers": None,
@@ -470,8 +473,6 @@ DENSE: dict[str, Family] = {
             "rms_norm_eps": 1e-8,
             "rope_theta": 100000.0,
             "max_position_embeddings": 4096,
-            "attention_bias": False,
-            "mlp_bias": False,
         },
         keys={"qkv_bias": "attention_bias", "mlp_bias": "mlp_bias"},
         fixed={"interleaved_rotary": True},
@@ -484,7 +485,7 @@ DENSE: dict[str, Family] = {
     ),
     "hunyuan_v1_dense": Family(
         "HunYuanDenseV1ForCausalLM",
-        {"rms_norm_eps": 1e-5, "attention_bias": False},
+        {"rms_norm_eps": 1e-5},
         keys=ATTENTION_BIAS,
         fixed={"qk_norm": True, "qk_norm_kind": "rotated"},
         only={"use_qk_norm": (True,)},
@@ -499,7 +500,6 @@ DENSE: dict[str, Family] = {
             "max_position_embeddings": 524288,
             "attention_bias": True,
             "attention_out_bias": False,
-            "mlp_bias": False,
         },
         keys={"qkv_bias": "attention_bias", "attention_output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
     ),
@@ -523,7 +523,6 @@ DENSE: dict[str, Family] = {
             "layer_types": None,
             "sliding_window_pattern": 4,
             "sliding_window_offset": 4,  # the first layer of four has no window, not the last
-            "mlp_bias": False,
         },
         keys={"mlp_bias": "mlp_bias"},
         ignored=("sliding_window_pattern",),
@@ -535,17 +534,8 @@ DENSE: dict[str, Family] = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "rms_norm_eps": 1e-5,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16384,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_scaling": MINISTRAL_YARN
+            | {"rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384},
             "max_position_embeddings": 262144,
             "sliding_window": None,
         },

@@ -1,14 +1,11 @@
 """The families of mixtures of experts: what is in their config.json and in their files."""
 
-from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, QWEN
-from jlade.conversion.family import Family
+import dataclasses
+
+from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, MINISTRAL_YARN, QWEN
+from jlade.conversion.family import JOINED_EXPERTS, Family
 
 _MLP = ("gate", "up", "down")
-EXPERTS = {
-    "mlp.experts.{}.gate_proj.weight": ("expert_gate",),
-    "mlp.experts.{}.up_proj.weight": ("expert_up",),
-    "mlp.experts.{}.down_proj.weight": ("expert_down",),
-}
 GRANITE_EXPERTS = {
     "block_sparse_moe.input_linear.weight": ("expert_gate", "expert_up"),
     "block_sparse_moe.output_linear.weight": ("expert_down",),
@@ -22,10 +19,6 @@ _NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
     "block_sparse_moe.experts.{}.w1.weight": ("expert_gate",),
     "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
     "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
-}
-JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
-    "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
-    "mlp.experts.down_proj": ("expert_down",),
 }
 _EXPERTS_ALONE = {"intermediate_size": 0}
 LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -60,10 +53,30 @@ _LATENT = {
 }
 _LATENT_FUSED: dict[str, tuple[str, ...]] = {"self_attn.kv_b_proj.weight": ("key_up", "value_up")}
 _LATENT_GROUPS = {"self_attn.kv_b_proj.weight": lambda config: config.num_heads}
-_INTERLEAVE = {"interleaved_rotary": "rope_interleave"}
 _LATENT_ONLY = {"attention_bias": (False,), "moe_layer_freq": (1,)}
-_SIGMOIDS_ONLY = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 _LATENT_WITHOUT_EFFECT = ("aux_loss_alpha", "ep_size", "qk_head_dim", "seq_aux")
+
+_DEEPSEEK_V3 = Family(
+    "DeepseekV3ForCausalLM",
+    _LATENT
+    | _DEEPSEEK
+    | {
+        "max_position_embeddings": 4096,
+        "n_routed_experts": 256,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "rope_interleave": True,
+    },
+    keys=_DEEPSEEK_KEYS | {"interleaved_rotary": "rope_interleave"},
+    fixed=_DEEPSEEK_FIXED,
+    only=_LATENT_ONLY | {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+    tensors=_SHARED_EXPERTS,
+    fused=_LATENT_FUSED,
+    row_groups=_LATENT_GROUPS,
+)
 
 MIXTURES: dict[str, Family] = {
     "granitemoe": Family(
@@ -90,7 +103,6 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE,
         tensors={"router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
         elsewhere=dict.fromkeys(LOCAL_EXPERTS),
         without_effect=("router_jitter_noise",),
@@ -105,7 +117,6 @@ MIXTURES: dict[str, Family] = {
             "rope_theta": 1e6,
             "max_position_embeddings": 131072,
             "sliding_window": None,
-            "attention_bias": False,
             "lm_head_bias": False,
         },
         keys=LOCAL_KEYS | ATTENTION_BIAS | {"output_bias": "lm_head_bias"},
@@ -114,7 +125,6 @@ MIXTURES: dict[str, Family] = {
         rotary="mscale",
         tensors={"router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         renamed={"mlp.router.weight": "block_sparse_moe.gate.weight"},
         elsewhere={"lm_head_bias": False},
         without_effect=("input_jitter_noise",),
@@ -136,8 +146,6 @@ MIXTURES: dict[str, Family] = {
         keys=QWEN_EXPERTS | {"qkv_bias": "qkv_bias", "intermediate_size": "shared_expert_intermediate_size"},
         fixed={"shared_router": True},
         tensors=QWEN_SHARED_EXPERT,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         elsewhere={"num_experts": None},
     ),
     "qwen3_moe": Family(
@@ -148,7 +156,6 @@ MIXTURES: dict[str, Family] = {
             "sliding_window": 4096,  # of all layers: there are no layer_types, and the next key does nothing
             "max_window_layers": None,
             "use_sliding_window": False,
-            "attention_bias": False,
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
@@ -159,8 +166,6 @@ MIXTURES: dict[str, Family] = {
         keys=QWEN_EXPERTS | ATTENTION_BIAS,
         fixed=_EXPERTS_ALONE | {"qk_norm": True},
         only={"use_qk_norm": (True,)},
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         expert_layout="either",
         of_parts={"qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"},
         part_defaults={
@@ -178,15 +183,12 @@ MIXTURES: dict[str, Family] = {
         {
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
-            "attention_bias": False,
             "num_experts": 64,
             "num_experts_per_tok": 8,
             "norm_topk_prob": False,
         },
         keys=QWEN_EXPERTS | ATTENTION_BIAS | {"expert_size": "intermediate_size"},
         fixed=_EXPERTS_ALONE | {"qk_norm": True, "qk_norm_kind": "whole"},
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
     ),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",
@@ -196,7 +198,6 @@ MIXTURES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 131072,
             "partial_rotary_factor": 0.5,
-            "attention_bias": False,
             "use_qk_norm": False,
             "moe_intermediate_size": 1408,
             "first_k_dense_replace": 1,
@@ -204,8 +205,6 @@ MIXTURES: dict[str, Family] = {
         keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
         fixed=_DEEPSEEK_FIXED,
         tensors=_SHARED_EXPERTS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         without_effect=("num_nextn_predict_layers", "num_mtp_layers"),  # of layers that predict further tokens
     ),
     "dots1": Family(
@@ -216,7 +215,6 @@ MIXTURES: dict[str, Family] = {
             "num_key_value_heads": 32,
             "max_position_embeddings": 2048,
             "max_window_layers": 62,
-            "attention_bias": False,
             "moe_intermediate_size": 1408,
             "first_k_dense_replace": 0,
             "norm_topk_prob": False,
@@ -224,8 +222,6 @@ MIXTURES: dict[str, Family] = {
         keys=_DEEPSEEK_KEYS | ATTENTION_BIAS,
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
         tensors=_SHARED_EXPERTS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
     ),
     "solar_open": Family(
         "SolarOpenForCausalLM",
@@ -236,14 +232,11 @@ MIXTURES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
             "max_position_embeddings": 131072,
-            "attention_bias": False,
             "moe_intermediate_size": 1280,
         },
         keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias"},
         fixed=_DEEPSEEK_FIXED,
         tensors=_SHARED_EXPERTS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
     ),
     "exaone_moe": Family(
         "ExaoneMoeForCausalLM",
@@ -265,8 +258,6 @@ MIXTURES: dict[str, Family] = {
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
         rotary="windows",
         tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.e_score_correction_bias"},
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
     ),
     "hy_v3": Family(
@@ -277,7 +268,6 @@ MIXTURES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 11158840.0,
             "max_position_embeddings": 131072,
-            "attention_bias": False,
             "num_experts": 192,
             "num_experts_per_tok": 8,
             "num_shared_experts": 1,
@@ -291,8 +281,6 @@ MIXTURES: dict[str, Family] = {
         only={"mlp_bias": (False,), "qk_norm": (True,), "route_norm": (True,)},
         tensors={field: f"mlp.shared_mlp.{field}_proj.weight" for field in _MLP}
         | {"router": "mlp.router.gate.weight", "selection_bias": "mlp.expert_bias"},
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         renamed={
             "mlp.gate.weight": "mlp.router.gate.weight",
             "mlp.e_score_correction_bias": "mlp.expert_bias",
@@ -309,7 +297,6 @@ MIXTURES: dict[str, Family] = {
             "max_position_embeddings": 16384,
             "sliding_window": 1024,
             "sliding_window_pattern": 4,
-            "attention_bias": False,
             "mup_enabled": False,
             "num_experts": 64,
             "num_experts_per_tok": 6,
@@ -330,8 +317,6 @@ MIXTURES: dict[str, Family] = {
             "mlp_norm": "pre_mlp_layernorm.weight",
             "mlp_post_norm": "post_mlp_layernorm.weight",
         },
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         without_effect=("load_balance_coeff", "use_grouped_mm"),
     ),
     "ernie4_5_moe": Family(
@@ -361,8 +346,6 @@ MIXTURES: dict[str, Family] = {
         | {"routing": "probabilities", "selection_bias": True, "float32_router": True, "interleaved_rotary": True},
         only={"use_bias": (False,), "use_rmsnorm": (True,), "moe_gate": ("topk",), "moe_use_aux_free": (True,)},
         tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.moe_statics.e_score_correction_bias"},
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
         without_effect=("moe_capacity",),
     ),
@@ -386,7 +369,6 @@ MIXTURES: dict[str, Family] = {
             "selection_bias": "block_sparse_moe.e_score_correction_bias",
         },
         experts=_NUMBERED_EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         renamed={
             "mlp.gate.weight": "block_sparse_moe.gate.weight",
             "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
@@ -421,37 +403,13 @@ MIXTURES: dict[str, Family] = {
         tensors=_SHARED_EXPERTS,
         fused=_LATENT_FUSED,
         row_groups=_LATENT_GROUPS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         without_effect=_LATENT_WITHOUT_EFFECT,
     ),
-    "deepseek_v3": Family(
-        "DeepseekV3ForCausalLM",
-        _LATENT
-        | _DEEPSEEK
-        | {
-            "max_position_embeddings": 4096,
-            "n_routed_experts": 256,
-            "moe_intermediate_size": 2048,
-            "first_k_dense_replace": 3,
-            "n_group": 8,
-            "topk_group": 4,
-            "routed_scaling_factor": 2.5,
-            "rope_interleave": True,
-        },
-        keys=_DEEPSEEK_KEYS | _INTERLEAVE,
-        fixed=_DEEPSEEK_FIXED,
-        only=_LATENT_ONLY | _SIGMOIDS_ONLY,
-        tensors=_SHARED_EXPERTS,
-        fused=_LATENT_FUSED,
-        row_groups=_LATENT_GROUPS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
-        other_names=("kimi_k2",),
-    ),
-    "glm4_moe_lite": Family(
-        "Glm4MoeLiteForCausalLM",
-        _LATENT
+    "deepseek_v3": dataclasses.replace(_DEEPSEEK_V3, other_names=("kimi_k2",)),
+    "glm4_moe_lite": dataclasses.replace(
+        _DEEPSEEK_V3,
+        architecture="Glm4MoeLiteForCausalLM",
+        defaults=_LATENT
         | _DEEPSEEK
         | {
             "q_lora_rank": 768,
@@ -467,34 +425,18 @@ MIXTURES: dict[str, Family] = {
             "mlp_layer_types": None,
             "rope_interleave": True,
         },
-        keys=_DEEPSEEK_KEYS | _INTERLEAVE,
-        fixed=_DEEPSEEK_FIXED,
-        only=_LATENT_ONLY | _SIGMOIDS_ONLY,
-        tensors=_SHARED_EXPERTS,
-        fused=_LATENT_FUSED,
-        row_groups=_LATENT_GROUPS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
     ),
-    "mistral4": Family(
-        "Mistral4ForCausalLM",
-        _LATENT
+    "mistral4": dataclasses.replace(
+        _DEEPSEEK_V3,
+        architecture="Mistral4ForCausalLM",
+        defaults=_LATENT
         | _DEEPSEEK
         | {
             "kv_lora_rank": 256,
             "q_lora_rank": 1024,
             "qk_nope_head_dim": 64,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 128.0,
-                "original_max_position_embeddings": 8192,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_scaling": MINISTRAL_YARN
+            | {"rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192},
             "max_position_embeddings": 1048576,
             "partial_rotary_factor": None,  # that of the sizes
             "num_experts_per_tok": 4,
@@ -502,13 +444,9 @@ MIXTURES: dict[str, Family] = {
             "first_k_dense_replace": 0,
             "rope_interleave": True,
         },
-        keys=_DEEPSEEK_KEYS | _INTERLEAVE,
         fixed=_EXPERTS_ALONE | {"routing": "probabilities"},
         only=_LATENT_ONLY,
         rotary="beta",
-        tensors=_SHARED_EXPERTS,
-        fused=_LATENT_FUSED,
-        row_groups=_LATENT_GROUPS,
         experts=JOINED_EXPERTS,
     ),
     "gpt_oss": Family(
@@ -544,6 +482,7 @@ MIXTURES: dict[str, Family] = {
             "mlp.experts.down_proj": ("expert_down",),
             "mlp.experts.down_proj_bias": ("expert_down_bias",),
         },
+        joined_experts={},
         expert_layout="interleaved",
         without_effect=("experts_per_token", "initial_context_length"),
         ignored=("sliding_window_pattern",),
@@ -559,7 +498,6 @@ MIXTURES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
             "max_position_embeddings": 131072,
-            "attention_bias": False,
             "use_qk_norm": True,
             "no_rope_layers": None,
             "no_rope_layer_interval": 4,
@@ -581,6 +519,7 @@ MIXTURES: dict[str, Family] = {
             "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
             "feed_forward.experts.down_proj": ("expert_down",),
         },
+        joined_experts={},
         expert_layout="columns",
         elsewhere={"attention_chunk_size": None, "attn_temperature_tuning": False, "use_qk_norm": False},
         of_parts={"llama4": "Llama4ForConditionalGeneration"},

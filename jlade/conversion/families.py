@@ -25,11 +25,7 @@ OTHER_NAMES = {other: name for name, family in FAMILIES.items() for other in fam
 
 
 def family_of(model_type: str) -> Family:
-    """Returns the family of a `model_type`.
-
-    Raises:
-      ValueError: there is none; the message names those that there are.
-    """
+    """Returns the family of a `model_type`."""
     if model_type not in FAMILIES:
         raise ValueError(unknown(model_type, FAMILIES))
     return FAMILIES[model_type]

@@ -20,6 +20,7 @@ SHARED = {
     "tie_word_embeddings": False,
     "eos_token_id": None,
 }
+BIASES = {"attention_bias": False, "mlp_bias": False}  # of the families with one of these `keys`
 
 # Keys that some versions of transformers write in the place of those that it documents for a family.
 ALIASES = {"num_local_experts": "num_experts", "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
@@ -28,6 +29,15 @@ ALIASES |= {"global_attn_every_n_layers": "sliding_window_pattern"}
 INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
 ROOT_OF_WIDTH = {"mup_enabled"}  # true for the root of hidden_size, false for 1
 OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}
+EXPERTS: dict[str, tuple[str, ...]] = {
+    "mlp.experts.{}.gate_proj.weight": ("expert_gate",),
+    "mlp.experts.{}.up_proj.weight": ("expert_up",),
+    "mlp.experts.{}.down_proj.weight": ("expert_down",),
+}
+JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
+    "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
+    "mlp.experts.down_proj": ("expert_down",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +63,12 @@ class Family:
       parallel_tensors: the same for models with `parallel_norm`, where their names differ.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of
-        times: see `jlade.conversion.interleaved`.
-      experts: the fields of experts that a tensor in the file has, by its name within a layer. A name with "{}" for an
-        expert's number is the tensor [out, in] of that expert, and others are [N, out, in].
-      joined_experts: the same in files that transformers writes with `save_original_format=False`, if they differ.
+        times: see `jlade.conversion.hf_tensors.Interleaved`.
+      experts: the fields of experts that a tensor in the file has, by its name within a layer, where they are not
+        Qwen's. A name with "{}" for an expert's number is the tensor [out, in] of that expert, and others are
+        [N, out, in].
+      joined_experts: the same in files that transformers writes with `save_original_format=False`; {} if these do not
+        differ.
       renamed: other names within a layer in such files, with those of `tensors`.
       prefixes: beginnings of names in files, by those of jlade's names, where they are not `model.` and `lm_head.`.
       unread: ends of names of tensors in files that the model does not have, such as masks.
@@ -86,8 +98,8 @@ class Family:
     parallel_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     row_groups: Mapping[str, Callable[[LlamaConfig], int]] = dataclasses.field(default_factory=dict)
-    experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: EXPERTS)
+    joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: JOINED_EXPERTS)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
@@ -103,7 +115,8 @@ class Family:
     @property
     def reads(self) -> dict[str, Any]:
         """The keys that the family reads, with the values of transformers for missing ones."""
-        reads = SHARED | dict(self.defaults)
+        biases = {key: value for key, value in BIASES.items() if key in self.keys.values()}
+        reads = SHARED | biases | dict(self.defaults)
         if "norm_eps" in self.keys:  # the family has another name for it
             del reads["rms_norm_eps"]
         return reads

@@ -1,11 +1,10 @@
 """The generation settings of a checkpoint: which change the text, which jlade supports, and their values."""
 
 import pathlib
-import warnings
 from typing import Any
 
 from jlade.config import CONTROLS
-from jlade.conversion.json_files import Values, read_json, shown
+from jlade.conversion.json_files import Values, read_json, refuse_or_warn, shown
 
 OF_SAMPLING = [name for name, control in CONTROLS.items() if control.of_transformers is not None]
 OF_BANS = {"bad_words_ids", "no_repeat_ngram_size"}
@@ -60,18 +59,11 @@ def read(directory: pathlib.Path) -> Values:
 
 
 def check(settings: Values, strict: bool) -> None:
-    """Warns of settings that are unknown, or change the text and are not supported.
-
-    Raises:
-      ValueError: if there are any and `strict`.
-    """
+    """Warns of settings that are unknown, or change the text and are not supported."""
     unknown = [key for key in settings.values if key not in KEYS and not key.startswith("_")]
     if ignored := ", ".join([*changing(settings, NOT_SUPPORTED), *unknown]):
-        if strict:
-            raise ValueError(f"{settings.file}: strict=True refuses settings of generation: {ignored}")
-        warnings.warn(
-            f"{settings.file}: ignored settings of generation, which strict=True refuses: {ignored}", stacklevel=2
-        )
+        warning = f"{settings.file}: ignored settings of generation, which strict=True refuses: {ignored}"
+        refuse_or_warn(strict, settings.file, f"settings of generation: {ignored}", warning)
 
 
 def refuse_beams(settings: Values) -> None:
@@ -108,10 +100,11 @@ def suppressed_tokens(settings: Values) -> list[int]:
 def banned_sequences(settings: Values) -> list[list[int]]:
     """Returns the sequences of tokens that no text has; as in transformers, no end token alone is one of them."""
     sequences = settings.get("bad_words_ids", [])
-    if not isinstance(sequences, list) or not all(_are_ids(each) and each for each in sequences):
+    if not isinstance(sequences, list) or not all(_are_ids(sequence) and sequence for sequence in sequences):
         raise ValueError(f"{settings.file}: bad_words_ids must be a list of lists of token ids, got {shown(sequences)}")
     ends = settings.get("eos_token_id", [])
-    return [each for each in sequences if each not in ([end] for end in (ends if isinstance(ends, list) else [ends]))]
+    ends_alone = [[end] for end in (ends if isinstance(ends, list) else [ends])]
+    return [sequence for sequence in sequences if sequence not in ends_alone]
 
 
 def repeated_size(settings: Values) -> int:

@@ -51,11 +51,7 @@ def parts_of(file: pathlib.Path) -> list[pathlib.Path]:
 
 
 def read_header(file: pathlib.Path) -> Header:
-    """Returns the headers of the model that a file holds, or a part of it; the other parts lie beside the file.
-
-    Raises:
-      ValueError: names the file that is missing, broken or not of the model; the package gguf is missing.
-    """
+    """Returns the headers of the model that a file holds, or a part of it; the other parts lie beside the file."""
     named = _parse(file)
     count = _number_of_parts(named)
     if count == 1:

@@ -46,15 +46,7 @@ _WITHOUT_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
-    """Returns the tokenizer in the metadata of a file, None if there is none.
-
-    Args:
-      values: the metadata.
-      vocab_size: of the model.
-
-    Raises:
-      ValueError: names the file, the key and the supported values.
-    """
+    """Returns the tokenizer in the metadata of a file, None if there is none."""
     kind = values.get(f"{KEYS}model", "no_vocab")
     if kind in ("no_vocab", "none"):
         return None

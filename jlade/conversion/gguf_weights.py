@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from jlade.conversion import gguf_blocks
-from jlade.conversion.gguf_architectures import architecture_of
+from jlade.conversion.gguf_config import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
-from jlade.conversion.packed import PackedTensor
+from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape, TensorPart, runs
 from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
-from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
+from jlade.conversion.weight_files import CHUNK, ComposedTensor, Tensor, aligned, broken_rows
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig
 
@@ -79,9 +79,6 @@ class GGUFTensor:
         """Returns distinct parts of the tensor as `dtype`, and its rows in which they have NaN or infinite elements.
 
         Only the blocks of the parts are read, and dequantized in chunks into the memory that the parameters keep.
-
-        Raises:
-          ValueError: names the file and the tensor, if the file cannot be read.
         """
         from gguf import GGMLQuantizationType, quants
 
@@ -113,11 +110,7 @@ class GGUFTensor:
         return GGML_QUANT_SIZES[GGMLQuantizationType[self.dtype]]
 
     def stored(self) -> np.ndarray:
-        """Returns the bytes [rows, bytes] in the file, those of experts one after the other.
-
-        Raises:
-          ValueError: names the file and the tensor, if the file cannot be read.
-        """
+        """Returns the bytes [rows, bytes] in the file, those of experts one after the other."""
         (block, size), (*rows, width) = self.block, self.shape if len(self.shape) > 1 else (*self.shape, 1)
         try:
             return np.memmap(self.file, np.uint8, "r", self.offset, (math.prod(rows), width // block * size))
@@ -138,7 +131,7 @@ class GGUFTensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks(PackedTensor):
+class Blocks(ComposedTensor, PackedTensor):
     """A matrix, or experts, whose type is one of `gguf_blocks.KINDS`.
 
     Attributes:
@@ -160,24 +153,8 @@ class Blocks(PackedTensor):
         return self.kind.bits
 
     @property
-    def file(self) -> pathlib.Path:
-        return self.tensor.file
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return self.tensor.stamps
-
-    @property
-    def dtype(self) -> str:
-        return self.tensor.dtype
-
-    @property
-    def value_dtype(self) -> str:
-        return self.dense.value_dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return self.tensor.num_bytes
+    def sources(self) -> list[GGUFTensor]:
+        return [self.tensor]
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -187,7 +164,7 @@ class Blocks(PackedTensor):
             field: jax.ShapeDtypeStruct((*others, inputs // block * array.shape[-1], outputs), array.dtype)
             for field, array in self.kind.unpack(np.zeros((1, size), np.uint8)).items()
         }
-        return self._grouped(arrays, jax.ShapeDtypeStruct((16,), np.float32))
+        return grouped(**arrays, levels=self.kind.levels and jax.ShapeDtypeStruct((16,), np.float32))
 
     def matrix(self, name: str) -> GroupedMatrix:
         *others, outputs, inputs = self.tensor.shape
@@ -206,27 +183,14 @@ class Blocks(PackedTensor):
                 for field, array in self.kind.unpack(of_rows.reshape(len(rows), inputs // block, size)).items():
                     target = arrays[field].reshape(-1, *arrays[field].shape[-2:])[expert]
                     target[:, begin : begin + step] = array.reshape(len(rows), -1).T
-        return self._grouped(arrays, np.array(self.kind.levels or (0,) * 16, np.float32))
-
-    def _grouped(self, arrays: Mapping[str, Any], levels: Any) -> GroupedMatrix:
-        tree: Any = GroupedMatrix
-        return tree(**arrays, levels=None if self.kind.levels is None else levels)
+        return grouped(**arrays, levels=self.kind.levels and np.array(self.kind.levels, np.float32))
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         return self.dense.read(name, dtype, parts)
 
 
 def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metadata: Values) -> dict[str, GGUFTensor]:
-    """Returns the tensors of a model by their names in Hugging Face's format.
-
-    Args:
-      tensors: by their names in the file.
-      config: of the model.
-      metadata: of the file.
-
-    Raises:
-      ValueError: names the file, and the tensor that is missing, not of the model, or of another shape or type.
-    """
+    """Returns the tensors of a model by their names in Hugging Face's format, given those of the file by its names."""
     import gguf
 
     file, architecture = metadata.file, architecture_of(metadata)
@@ -239,7 +203,7 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
             in_files[name] = FileTensor({name: (shape[0], shape[2], shape[1])})
     stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
     check_names(file, set(stored.values()) - tensors.keys(), tensors.keys() - set(stored.values()))
-    found = {}
+    result = {}
     for name, in_file in in_files.items():
         tensor, shape = tensors[stored[name]], in_file.shape
         accepted = TYPES if len(shape) > 1 else FLOATING
@@ -251,29 +215,29 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
             )
         for part, rows in zip(in_file.parts, tensor.divide(in_file.parts.values()), strict=True):
             is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
-            found[part] = dataclasses.replace(
+            result[part] = dataclasses.replace(
                 rows,
                 head_dim=config.head_dim if is_permuted else 0,
                 added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
             )
-    return found
+    return result
 
 
 def write_index(tensors: Mapping[str, GGUFTensor], directory: pathlib.Path) -> None:
     """Writes the file that names the tensors of an unfolded directory."""
     stamps = {str(tensor.file): tensor.stamp for tensor in tensors.values()}
-    own = {
+    entries = {
         name: {**dataclasses.asdict(tensor), "file": str(tensor.file), "stamp": None}
         for name, tensor in tensors.items()
     }
-    write_json(directory / INDEX, {"stamps": stamps, "tensors": own})
+    write_json(directory / INDEX, {"stamps": stamps, "tensors": entries})
 
 
 def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
     """Returns the tensors of an unfolded directory by name."""
     index: dict[str, Any] = read_json(directory / INDEX)
     stamps = {name: tuple(stamp) for name, stamp in index["stamps"].items()}
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, fields in index["tensors"].items():
         file, stamp, shape = pathlib.Path(fields["file"]), stamps[fields["file"]], tuple(fields["shape"])
         tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": shape})
@@ -284,5 +248,5 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
             shape = number, inputs, outputs
             values = ExpertTensor(experts, slice(None), True, shape)
         is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING  # which steps read by rows
-        found[name] = Blocks(shape, tensor, values) if is_kept else values
-    return found
+        result[name] = Blocks(shape, tensor, values) if is_kept else values
+    return result

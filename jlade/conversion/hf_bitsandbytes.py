@@ -34,22 +34,22 @@ class QuantState(NamedTuple):
     offset: float
 
 
-def assembled(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files with each matrix as one.
+def wrong_setting(settings: Mapping[str, Any]) -> None:
+    """No setting besides those of `hf_quantization.ACCEPTED` has values with which weights are not read."""
 
-    Raises:
-      ValueError: names the file and the tensor that is missing, or does not fit.
-    """
-    found = dict(tensors)
+
+def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Returns the tensors of files with each matrix as one."""
+    result = dict(tensors)
     for full in tensors:
         name, is_state, _ = full.partition(STATE)
         if is_state:
-            state = _read_state(full, found.pop(full))
+            state = _read_state(full, result.pop(full))
             ends = ("", SCALES, LEVELS, *((NESTED_SCALES, NESTED_LEVELS) if state.nested_block else ()))
-            if missing := [name + end for end in ends if name + end not in found]:
+            if missing := [name + end for end in ends if name + end not in result]:
                 raise ValueError(f"{tensors[full].file}: {missing[0]} is missing, though {full} is there")
-            found[name] = _matrix(name, {name + end: found.pop(name + end) for end in ends}, state)
-    return found
+            result[name] = _matrix(name, {name + end: result.pop(name + end) for end in ends}, state)
+    return result
 
 
 def _read_state(name: str, tensor: StoredTensor) -> QuantState:

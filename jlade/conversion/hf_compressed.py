@@ -17,6 +17,7 @@ from jlade.conversion.hf_packed import (
     file_matrix,
     matches,
     num_groups,
+    take,
     unpack_integers,
 )
 from jlade.conversion.parts import Shape
@@ -72,8 +73,8 @@ class WeightScheme(NamedTuple):
 def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     """Returns the setting in config.json with which weights are not read, for a message."""
     formats = [settings.get("format"), *(group.get("format") for group in _module_groups(settings))]
-    given = [each for each in formats if each not in (None, "mixed-precision")]
-    if others := [each for each in given or [None] if each not in FORMATS]:
+    named = [name for name in formats if name not in (None, "mixed-precision")]
+    if others := [name for name in named or [None] if name not in FORMATS]:
         return f"format is {others[0]!r}, supported is {' or '.join(map(repr, FORMATS))}"
     status = settings.get("quantization_status", "compressed")
     if status not in ("compressed", "frozen"):  # early files are compressed and say frozen
@@ -92,15 +93,8 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files with each matrix as one, and without those of activations.
-
-    Args:
-      settings: of the quantization in config.json.
-
-    Raises:
-      ValueError: names the file and the tensor that is missing, or does not fit.
-    """
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(OF_ACTIVATIONS)}
+    """Returns the tensors of files with each matrix as one, given the settings of the quantization in config.json."""
+    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(OF_ACTIVATIONS)}
     targets = _targets(settings)
     for name, tensor in tensors.items():
         module, _, end = name.rpartition(".")
@@ -115,22 +109,18 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
                 f"{weights.kind!r}"
             )
         read = {"U8": _nvfp4, FP8: _fp8, "I8": _int8}.get(tensor.dtype, _packed)
-        found[f"{module}.{WEIGHT}"] = read(f"{module}.", found, weights)
-    return found
+        result[f"{module}.{WEIGHT}"] = read(f"{module}.", result, weights)
+    return result
 
 
 def _module_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the settings of each group of modules."""
     groups = settings.get("config_groups")
-    return [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
+    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
 
 
 def _targets(settings: Mapping[str, Any]) -> dict[str, WeightScheme]:
-    """Returns how weights are quantized by what they are of: a module, a pattern of names of modules, or a class.
-
-    Raises:
-      ValueError: names the setting with which weights are not read.
-    """
+    """Returns how weights are quantized by what they are of: a module, a pattern of names of modules, or a class."""
     groups = [group for group in _module_groups(settings) if isinstance(group.get("weights"), dict)]
     return {str(target): _read_weights(group["weights"]) for group in groups for target in group.get("targets") or ()}
 
@@ -164,38 +154,28 @@ def _read_weights(settings: Mapping[str, Any]) -> WeightScheme:
 def _weights_of(module: str, tensor: StoredTensor, targets: Mapping[str, WeightScheme]) -> WeightScheme:
     """Returns how a matrix is quantized: by the name of its module, else the first pattern, else its class."""
     patterns = sorted(target for target in targets if target.startswith(PATTERN))
-    fitting = [each for each in patterns if matches("targets", each.removeprefix(PATTERN), module)]
+    fitting = [pattern for pattern in patterns if matches("targets", pattern.removeprefix(PATTERN), module)]
     for target in (module, *fitting, "Linear"):
         if target in targets:
             return targets[target]
     raise ValueError(f"{tensor.file}: {module} is quantized, and config_groups in config.json has no target for it")
 
 
-def _take(
-    found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], others: tuple[str, ...] = ()
-) -> dict[str, StoredTensor]:
-    """Returns tensors that make up a matrix, by name, and removes them."""
-    if missing := [prefix + kind for kind in needed if prefix + kind not in found]:
-        file = found[prefix + needed[0]].file
-        raise ValueError(f"{file}: {missing[0]} is missing, though {prefix}{needed[0]} is there")
-    return {prefix + kind: found.pop(prefix + kind) for kind in (*needed, *others) if prefix + kind in found}
-
-
 def _take_integers(
-    found: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: WeightScheme
+    tensors: dict[str, StoredTensor], prefix: str, needed: tuple[str, ...], weights: WeightScheme
 ) -> dict[str, StoredTensor]:
     """Returns tensors that make up a matrix of integers, by name, and removes them."""
-    zero = found.get(prefix + ZERO)
+    zero = tensors.get(prefix + ZERO)
     if zero is not None and not weights.has_zeros:  # early files have zeros that are all 0
         if zero.dtype != "I8" or zero.read_bytes(prefix + ZERO).any():
             raise ValueError(f"{zero.file}: {prefix}{ZERO} must be 0: config.json says that weights are symmetric")
-        del found[prefix + ZERO]
+        del tensors[prefix + ZERO]
     more = ((ZERO,) if weights.has_zeros else ()) + ((ORDER,) if weights.has_order else ())
-    return _take(found, prefix, needed + more, (ORDER,))
+    return take(tensors, prefix, needed + more, (ORDER,))
 
 
-def _packed(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays, bits = _take_integers(found, prefix, (PACKED, SCALE, SHAPE), weights), weights.bits
+def _packed(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+    arrays, bits = _take_integers(tensors, prefix, (PACKED, SCALE, SHAPE), weights), weights.bits
     codes, size = arrays[prefix + PACKED], arrays.pop(prefix + SHAPE)
     check_kind(prefix + SHAPE, size, (2,), ("I64", "I32"))
     outputs, inputs = size.read_bytes(prefix + SHAPE).tolist()
@@ -208,16 +188,16 @@ def _packed(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) 
     return _matrix(prefix, "pack-quantized", arrays, (outputs, inputs), weights)
 
 
-def _int8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays = _take_integers(found, prefix, (WEIGHT, SCALE), weights)
+def _int8(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+    arrays = _take_integers(tensors, prefix, (WEIGHT, SCALE), weights)
     codes = arrays[prefix + WEIGHT]
     if len(codes.shape) != 2:
         raise ValueError(f"{codes.file}: {prefix}{WEIGHT} has shape {codes.shape}; it must be a matrix")
     return _matrix(prefix, "int-quantized", arrays, codes.shape, weights)
 
 
-def _fp8(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
-    matrix, scales = _take(found, prefix, (WEIGHT, SCALE)).values()
+def _fp8(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
+    matrix, scales = take(tensors, prefix, (WEIGHT, SCALE)).values()
     sizes: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     sizes |= {"group": (1, weights.group_size), "block": weights.blocks or (None, None)}
     return in_blocks(prefix + WEIGHT, matrix, prefix + SCALE, _of_matrix(scales), sizes[weights.strategy])
@@ -241,8 +221,6 @@ def _matrix(
         rows = -(-outputs * weights.bits // 32) if zero.dtype == "I32" else of_groups[0]
         is_packed = dtype == "pack-quantized" and weights.strategy != "tensor"  # early files have integers of 8 bits
         check_kind(prefix + ZERO, _of_matrix(zero), (rows, groups), ("I32", "I8") if is_packed else ("I8",))
-    if order is not None:
-        check_kind(order, arrays[order], (inputs,), ("I32", "I64"))
     kinds = [name.removeprefix(prefix) for name in arrays]
     name = f"{arrays[prefix + SCALE].file}: {prefix}{WEIGHT}"
     decode = functools.partial(_decode, name=name, kinds=kinds, shape=shape, bits=weights.bits, groups=groups)
@@ -283,8 +261,8 @@ def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits
     return DecodedMatrix(codes, scale, of_inputs, zero)
 
 
-def _nvfp4(prefix: str, found: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays = _take(found, prefix, (PACKED, SCALE, GLOBAL))
+def _nvfp4(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+    arrays = take(tensors, prefix, (PACKED, SCALE, GLOBAL))
     codes, scales, whole = arrays.values()
     if len(codes.shape) != 2 or 2 * codes.shape[1] % NVFP4_GROUP:
         raise ValueError(f"{codes.file}: {prefix}{PACKED} has shape {codes.shape}; it must be [out, in / 2]")

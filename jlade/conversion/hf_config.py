@@ -3,26 +3,19 @@
 import dataclasses
 import math
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from jlade.conversion import families, generation_settings
+from jlade.conversion import families, generation_settings, hf_attention, hf_quantization
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, ROOT_OF_WIDTH, SIZES, Family
-from jlade.conversion.hf_keys import check_keys
-from jlade.conversion.hf_kv_heads import read_global_heads, read_shared_layers, write_heads
-from jlade.conversion.hf_latent import read_latent, write_latent
-from jlade.conversion.hf_layers import read_layers, read_windows, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
-from jlade.conversion.hf_multipliers import read_multipliers, write_multipliers
-from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
-from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
-from jlade.conversion.hf_single import count_layers, read_single, write_single
-from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.conversion.hf_recurrent import count_layers, read_recurrent, write_recurrent
+from jlade.conversion.hf_rotary import ATTENTION, FULL, SETTINGS, SLIDING, of_text, read_rotary, unread_keys
+from jlade.conversion.json_files import Values, read_json, refuse_or_warn, write_json
 from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
 
@@ -33,18 +26,41 @@ MAX_LAYERS, MAX_EXPERTS = 2**12, 2**17  # several times those of any model; the 
 WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
 DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
+# Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
+# a family reads are in its entry.
+ONLY_VALUES: dict[str, Any] = {
+    "clip_qkv": None,  # OLMo
+    "hidden_act": "silu",
+    "hidden_activation": "silu",  # Gemma
+    "is_causal": True,
+    "mlp_layer_types": None,  # mixtures of experts
+    "per_layer_config": None,  # transformers 5
+    "pruned_heads": None,  # transformers 4
+    "qk_layernorm": False,  # Phi
+    "qk_norm": False,
+    "rope_interleaved": False,
+    "rope_traditional": False,  # MLX
+    "scale_depth": None,  # MiniCPM
+    "scale_emb": 1.0,  # MiniCPM
+    "transformers_weights": None,  # other files
+    "use_bidirectional_attention": False,  # Gemma
+    "use_mrope": False,
+} | {key: value for family in FAMILIES.values() for key, value in family.elsewhere.items()}
+WITHOUT_EFFECT = {  # on the output of the model
+    "architectures", "attention_dropout", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+    "cls_token_id", "dtype", "embd_pdrop", "embedding_dropout", "eod_token_id", "for_llm_compressor", "hidden_dropout",
+    "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id", "mask_token_id",
+    "model_type", "name_or_path", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "pretraining_tp", "problem_type", "resid_pdrop", "residual_dropout", "return_dict", "router_aux_loss_coef",
+    "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
+} | {key for family in FAMILIES.values() for key in family.without_effect}  # fmt: skip
 
 
 def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     """Returns the configuration in config.json, with the end tokens and stop strings of generation_config.json.
 
-    Args:
-      directory: the checkpoint.
-      strict: whether to refuse what is otherwise ignored with a warning.
-
-    Raises:
-      ValueError: names the file, the key and the supported values. A key that is known to change the model's output is
-        never ignored.
+    A key that is known to change the model's output is never ignored.
 
     Warns:
       UserWarning: names the unknown keys, the settings of generation that are ignored, the parts of the model that are
@@ -64,11 +80,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
 
 
 def auto_dtype(dtype: jax.typing.DTypeLike | None, directory: pathlib.Path) -> jax.typing.DTypeLike | None:
-    """Returns `dtype`, or the one in config.json in the place of "auto" if there is one, as transformers does.
-
-    Raises:
-      ValueError: if config.json has one that is not supported.
-    """
+    """Returns `dtype`, or the one in config.json in the place of "auto" if there is one, as transformers does."""
     if not (isinstance(dtype, str) and dtype == "auto"):
         return dtype
     raw = read_json(directory / "config.json")
@@ -84,16 +96,7 @@ def auto_dtype(dtype: jax.typing.DTypeLike | None, directory: pathlib.Path) -> j
 
 
 def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> LlamaConfig:
-    """Returns the configuration in the content of config.json, without end tokens.
-
-    Args:
-      file: for messages.
-      raw: the content, with all its keys.
-      strict: see `read_config`.
-
-    Raises:
-      ValueError, warns: as `read_config` does.
-    """
+    """Returns the configuration in the whole content of config.json, without end tokens; `file` is for messages."""
     if raw.get("model_type") in list(WITH_TEXT):
         raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
@@ -106,14 +109,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
 
 
 def check_with_ends(file: pathlib.Path, raw: Mapping[str, Any]) -> LlamaConfig:
-    """Returns the configuration in the content of config.json, with the end tokens that it names.
-
-    Args:
-      file, raw: see `check`.
-
-    Raises:
-      ValueError, warns: as `read_config` does.
-    """
+    """Returns the configuration in the content of config.json, with the end tokens that it names."""
     config = check(file, raw)
     return dataclasses.replace(config, eos_ids=_read_eos_ids(Values(file, raw), raw, config.vocab_size, strict=False))
 
@@ -121,17 +117,17 @@ def check_with_ends(file: pathlib.Path, raw: Mapping[str, Any]) -> LlamaConfig:
 def _with_own_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Returns the content with the keys that are read in the place of their other names."""
     reads, aliases = {*SIZES, *family.reads}, ALIASES | dict(family.aliases)
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     names: dict[str, str] = {}
     for key, value in raw.items():
         own = aliases[key] if key not in reads and aliases.get(key) in reads else key
-        if None not in (value, found.get(own)) and value != found[own]:
+        if None not in (value, keys.get(own)) and value != keys[own]:
             raise ValueError(
-                f"{file}: {names[own]} is {found[own]!r} and {key} is {value!r}: remove one of them, or make them equal"
+                f"{file}: {names[own]} is {keys[own]!r} and {key} is {value!r}: remove one of them, or make them equal"
             )
-        if found.get(own) is None:
-            found[own], names[own] = value, key
-    return found
+        if keys.get(own) is None:
+            keys[own], names[own] = value, key
+    return keys
 
 
 def write_configs(config: LlamaConfig, dtype: str, directory: pathlib.Path) -> None:
@@ -167,9 +163,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     }
     result |= {key: values[0] for key, values in family.only.items() if values[0] is not None}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
-    result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
-    result |= write_recurrent(config, family) | write_single(config, family) | write_multipliers(config, family)
-    result |= write_latent(config, family, result.get("rope_scaling"))
+    result |= hf_attention.write(config, family) | write_mixture(config, family) | write_recurrent(config, family)
     result |= family.written(config)
     result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
     result = {
@@ -183,23 +177,17 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
 def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     """Returns the configuration in the content of config.json, without end tokens.
 
-    Args:
-      file: for messages.
-      raw: the content. Keys that the family does not read are ignored.
-      name: of the family.
-
-    Raises:
-      ValueError: names the file, the key and the supported values.
+    Keys that the family of this name does not read are ignored.
     """
     family = FAMILIES[name]
     keys = {*SIZES, *family.reads}
-    given = {key: value for key, value in raw.items() if key in keys}
+    read_values = {key: value for key, value in raw.items() if key in keys}
     if not raw.get("rope_scaling"):  # null is the scaling of the family, unless there are rope_parameters
         is_default = raw.get("rope_parameters") is None
-        given["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
+        read_values["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
     if not raw.get("rope_parameters"):
-        given["rope_parameters"] = family.reads["rope_parameters"]
-    values = Values(file, family.reads | given)
+        read_values["rope_parameters"] = family.reads["rope_parameters"]
+    values = Values(file, family.reads | read_values)
     values = Values(file, dict(values.values) | {key: value(values) for key, value in family.derived.items()})
     num_heads = values.size("num_attention_heads")
     num_layers = values.size("num_hidden_layers", count_layers(values, family))
@@ -210,27 +198,27 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         raise ValueError(
             f"{file}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    windows = read_windows(values, num_layers)
+    windows = hf_attention.read_windows(values, num_layers)
     kinds = [SLIDING if window else FULL for window in windows or [None] * num_layers]
-    latent, global_heads = read_latent(values, family), None
+    latent, global_heads = hf_attention.read_latent(values, family), None
     if latent is None:
         head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
         if head_dim % 2:
             raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
         heads = Heads(num_kv_heads, head_dim)
-        global_heads = read_global_heads(values, kinds, heads)
+        global_heads = hf_attention.read_global_heads(values, kinds, heads)
         full_dim = (global_heads or heads).size
         rotary = read_rotary(values, full_dim, family.rotary)
     else:
         num_kv_heads, full_dim, rotary = 1, latent.sizes.cached_size, latent.rotary
         head_dim = full_dim
-    layer_rotary, query_scalings = read_layers(values, family, rotary, windows, num_layers, head_dim)
+    layer_rotary, query_scalings = hf_attention.read_layers(values, family, rotary, windows, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
     fields = {field: _read(values, key, field, family) for field, key in read.items()}
     fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
     fields |= read_mixture(values, family, num_layers) | read_recurrent(values, family, num_layers)
-    fields |= read_multipliers(values, family) | read_single(values, family, num_layers)
+    fields |= hf_attention.read_multipliers(values, family)
     if fields.get("experts_per_token", 0) > fields.get("num_experts", 0):
         raise ValueError(
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "
@@ -265,7 +253,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         layer_rotary=layer_rotary,
         query_scalings=query_scalings,
         global_heads=global_heads,
-        shared_kv_layers=read_shared_layers(values, kinds),
+        shared_kv_layers=hf_attention.read_shared_layers(values, kinds),
         model_type=None if name in UNNAMED else name,
         **fields,
     )
@@ -273,10 +261,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
 
 def _read(values: Values, key: str, field: str, family: Family) -> Any:
     """Returns the value of a field of `LlamaConfig` that is read from `key`."""
-    if field in MAY_BE_ZERO and values.get(key, 0) == 0:
-        return 0
     if field in COUNTS:
-        return values.size(key)
+        return values.count(key) if field in MAY_BE_ZERO else values.size(key)
     if isinstance(family.reads[key], bool):
         is_set = values.boolean(key)
         return (values.size("hidden_size") ** 0.5 if is_set else 1.0) if key in ROOT_OF_WIDTH else is_set
@@ -311,11 +297,7 @@ def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
 
 
 def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict[str, Any]:
-    """Returns the configuration of the text part of a model with other parts.
-
-    Warns:
-      UserWarning: names the parts that are left out.
-    """
+    """Returns the configuration of the text part of a model with other parts."""
     architecture, name = WITH_TEXT[raw["model_type"]]
     text = raw.get("text_config")
     if text is None and raw["model_type"] in WITHIN:
@@ -329,9 +311,8 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
     shared = {key: raw[key] for key in ("eos_token_id", "quantization_config", "tie_word_embeddings") if key in raw}
     parts = [key for key in raw if key.endswith("_config") and key not in ("text_config", *shared)]
     if left_out := ", ".join(key for key in parts if raw[key]):
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
-        warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
+        warning = f"{file}: only the text part of the model is read; left out are {left_out}"
+        refuse_or_warn(strict, file, f"models of more than text: {left_out}", warning)
     family, model_type = FAMILIES[name], text.get("model_type", name)
     text = _with_own_keys(file, text, family)
     for key, value in family.part_only.items():
@@ -352,21 +333,44 @@ def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, str
     """
     file, value = settings.file, settings.get("eos_token_id")
     if value is None and (value := raw.get("eos_token_id")) is not None:
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses settings without eos_token_id beside one in config.json")
-        warnings.warn(f"{file} has no eos_token_id: texts end with {value!r}, that of config.json", stacklevel=2)
+        warning = f"{file} has no eos_token_id: texts end with {value!r}, that of config.json"
+        refuse_or_warn(strict, file, "settings without eos_token_id beside one in config.json", warning)
         file = file.with_name("config.json")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
     inside = tuple(i for i in ids if 0 <= i < vocab_size)
     if len(inside) < len(ids):
-        said = f"eos_token_id is {value!r}, and the vocabulary ends with {vocab_size - 1}"
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses end tokens that no text has: {said}")
-        warnings.warn(f"{file}: ignored end tokens that no text has: {said}", stacklevel=2)
+        said = f"end tokens that no text has: eos_token_id is {value!r}, and the vocabulary ends with {vocab_size - 1}"
+        refuse_or_warn(strict, file, said, f"{file}: ignored {said}")
     return inside
 
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
     return (ids[0] if len(ids) == 1 else list(ids)) if ids else None
+
+
+def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, strict: bool) -> None:
+    """Raises if a key, or the value of a key, is not supported, and warns of unknown keys unless `strict`."""
+    architectures = raw.get("architectures") or [family.architecture]
+    if not isinstance(architectures, list):
+        raise ValueError(f"{file}: architectures must be a list of names, got {architectures!r}")
+    lower = [str(name).lower() for name in architectures]  # old files: LLaMAForCausalLM
+    if family.architecture.lower() not in lower:
+        raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
+    accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
+    kinds = raw.get("layer_types")
+    if "layer_types" in accepted and isinstance(kinds, list) and not raw.get("sliding_window"):
+        whole = [FULL] * len(kinds), [ATTENTION] * len(kinds)
+        accepted["layer_types"] += whole if len(kinds) == raw.get("num_hidden_layers") else ()
+    hf_quantization.check(file, raw, family)
+    for key, values in sorted(accepted.items()):
+        if raw.get(key) not in (None, {}, *values):
+            raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
+    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *hf_quantization.KEYS, *WITHOUT_EFFECT}
+    implied = dict(family.reads) | {"num_key_value_heads": raw.get("num_attention_heads")}
+    known -= {key for key in family.ignored if raw.get(key) not in (None, implied[key])}
+    unknown = [key for key in raw if key not in known | generation_settings.KEYS and not key.startswith("_")]
+    if named := ", ".join(unknown + unread_keys(raw, family.rotary)):
+        warning = f"{file}: ignored unknown keys, which strict=True refuses: {named}"
+        refuse_or_warn(strict, file, f"unknown keys: {named}", warning)

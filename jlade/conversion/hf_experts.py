@@ -1,10 +1,9 @@
 """Experts in files of Hugging Face's format: tensors of each expert, or of all, gates and products joined, or MXFP4."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +14,12 @@ from jlade.conversion.hf_packed import FP4, shapes_of
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import layer_tensors, name_in_files
-from jlade.conversion.weight_files import StoredTensor, Tensor, aligned
+from jlade.conversion.weight_files import ComposedTensor, StoredTensor, Tensor, aligned
 from jlade.models.grouped import GroupedMatrix, pack
 from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
 GROUP = 32  # numbers with one exponent
-
-
-class ExpertMatrix(Tensor, Protocol):
-    """A matrix or a bias of an expert in a file."""
-
-    @property
-    def shape(self) -> Shape: ...
 
 
 class File(NamedTuple):
@@ -47,7 +39,7 @@ class File(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mxfp4(PackedTensor):
+class Mxfp4(ComposedTensor, PackedTensor):
     """An expert's matrix [out, in] in MXFP4.
 
     Attributes:
@@ -64,24 +56,16 @@ class Mxfp4(PackedTensor):
         return self.scales.shape[0], GROUP * self.scales.shape[1]
 
     @property
+    def sources(self) -> list[StoredTensor]:
+        return [self.blocks, self.scales]
+
+    @property
     def dtype(self) -> str:
         return "MXFP4"
 
     @property
     def value_dtype(self) -> str:
         return "bfloat16"
-
-    @property
-    def num_bytes(self) -> int:
-        return self.blocks.num_bytes + self.scales.num_bytes
-
-    @property
-    def file(self) -> pathlib.Path:
-        return self.blocks.file
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return self.blocks.stamps | self.scales.stamps
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -110,8 +94,8 @@ class Mxfp4(PackedTensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertTensor:
-    """An array of all experts, [N, in, out] or biases [N, out], as a `jlade.conversion.weight_files.Tensor`.
+class ExpertTensor(ComposedTensor):
+    """An array of all experts, [N, in, out] or biases [N, out].
 
     Attributes:
       experts: the tensor of each in the files.
@@ -119,32 +103,20 @@ class ExpertTensor:
       is_transposed: whether the files have [out, in].
     """
 
-    experts: Sequence[ExpertMatrix]
+    experts: Sequence[Tensor]
     outputs: slice
     is_transposed: bool
     shape: Shape
 
     @property
-    def file(self) -> pathlib.Path:
-        return next(iter(self.stamps))
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return {file: stamp for expert in self.experts for file, stamp in expert.stamps.items()}
-
-    @property
-    def dtype(self) -> str:
-        return self.experts[0].dtype
-
-    @property
-    def value_dtype(self) -> str:
-        return self.experts[0].value_dtype
+    def sources(self) -> Sequence[Tensor]:
+        return self.experts
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the array's outputs in the files."""
         share = 1 if self.outputs == slice(None) else 2
-        return sum(expert.num_bytes for expert in self.experts) // share
+        return super().num_bytes // share
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts, each the arrays of some experts, and the experts with NaN or infinite elements."""
@@ -168,21 +140,21 @@ class PackedExperts(ExpertTensor, PackedTensor):
     @classmethod
     def of(cls, tensor: ExpertTensor) -> ExpertTensor:
         """Returns the array, as one of this class if its experts are packed alike."""
-        are_packed = all(isinstance(each, PackedTensor) for each in tensor.experts)
+        are_packed = all(isinstance(expert, PackedTensor) for expert in tensor.experts)
         return cls(tensor.experts, tensor.outputs, True, tensor.shape) if are_packed else tensor
 
     @property
     def _packed(self) -> list[PackedTensor]:
-        return [each for each in self.experts if isinstance(each, PackedTensor)]
+        return [expert for expert in self.experts if isinstance(expert, PackedTensor)]
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        return max(each.bits for each in self._packed)
+        return max(expert.bits for expert in self._packed)
 
     @property
     def can_stay(self) -> bool:
         experts = self._packed
-        return all(each.can_stay for each in experts) and all(each.shapes == experts[0].shapes for each in experts)
+        return all(expert.can_stay and expert.shapes == experts[0].shapes for expert in experts)
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -213,7 +185,7 @@ def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxy
     """Returns the tensors of files that hold experts, by name, in the family's own format or in that of `stored`."""
     family = FAMILIES[config.family]
     layout = family.expert_layout
-    found: dict[str, File] = {}
+    result: dict[str, File] = {}
     for i in filter(config.has_experts, range(config.num_layers)):
         prefix, tensors = f"model.layers.{i}.", layer_tensors(config, i)
         before = name_in_files(prefix, config)
@@ -230,10 +202,10 @@ def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxy
             matrix = rows if has_rows else columns
             names = tuple(prefix + name for name, _ in held)
             if "{}" in file_name:
-                found |= {before + file_name.format(n): File(names, matrix, n, has_rows) for n in range(number)}
+                result |= {before + file_name.format(n): File(names, matrix, n, has_rows) for n in range(number)}
             else:
-                found[before + file_name] = File(names, (number, *matrix), None, has_rows)
-    return found
+                result[before + file_name] = File(names, (number, *matrix), None, has_rows)
+    return result
 
 
 def shapes(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, Shape]:
@@ -254,11 +226,11 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
     layout = FAMILIES[config.family].expert_layout
     sparse = next(filter(config.has_experts, range(config.num_layers)), 0)
     array_shapes = dict(layer_tensors(config, sparse).values())
-    experts: dict[str, list[ExpertMatrix]] = {}
+    experts: dict[str, list[Tensor]] = {}
     tensors: dict[str, ExpertTensor] = {}
     for file_name, file in files(config, stored).items():
         is_packed = file_name + BLOCKS in stored
-        held: Iterable[ExpertMatrix]
+        held: Iterable[Tensor]
         if is_packed:
             held = map(Mxfp4, *(stored[file_name + suffix].rows() for suffix in (BLOCKS, SCALES)))
         else:

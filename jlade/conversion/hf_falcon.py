@@ -10,11 +10,7 @@ NORMS, KV_HEADS, MLP = "num_ln_in_parallel_attn", "num_kv_heads", "ffn_hidden_si
 
 
 def kv_heads(values: Values) -> int:
-    """Returns the number of KV heads.
-
-    Raises:
-      ValueError: names the file, the key and the accepted values.
-    """
+    """Returns the number of KV heads."""
     num_heads, has_groups = values.size("num_attention_heads"), _is_set(values, GROUPS)
     if _is_set(values, ONE) and not has_groups:
         return 1
@@ -33,14 +29,14 @@ def mlp_size(values: Values) -> int:
 
 
 def is_parallel(values: Values) -> bool:
-    """Whether attention and MLP of a layer read the same hidden states; see `kv_heads` for errors."""
+    """Whether attention and MLP of a layer read the same hidden states."""
     if _is_set(values, GROUPS) and not _is_set(values, PARALLEL):
         raise ValueError(f"{values.file}: {PARALLEL} must be true with {GROUPS}, got {values.get(PARALLEL)}")
     return _is_set(values, PARALLEL)
 
 
 def has_two_norms(values: Values) -> bool:
-    """Whether attention and MLP of a parallel layer have a norm each; see `kv_heads` for errors."""
+    """Whether attention and MLP of a parallel layer have a norm each."""
     if not is_parallel(values):
         return False
     has_groups = _is_set(values, GROUPS)

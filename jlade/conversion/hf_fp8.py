@@ -76,32 +76,21 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files, those in FP8 with their scales.
-
-    Args:
-      settings: of the quantization in config.json.
-
-    Raises:
-      ValueError: names the file and the tensor whose scales do not fit.
-    """
-    found = dict(tensors)
+    """Returns the tensors of files, those in FP8 with their scales, given the settings of the quantization."""
+    result = dict(tensors)
     for name, tensor in tensors.items():
-        if tensor.dtype == FP8 and name + SCALES in found:
+        if tensor.dtype == FP8 and name + SCALES in result:
             rows, columns = settings["weight_block_size"]
-            found[name] = in_blocks(name, tensor, name + SCALES, found.pop(name + SCALES), (rows, columns))
-    return found
+            result[name] = in_blocks(name, tensor, name + SCALES, result.pop(name + SCALES), (rows, columns))
+    return result
 
 
 def in_blocks(
     name: str, matrix: StoredTensor, scales_name: str, scales: StoredTensor, sizes: tuple[int | None, int | None]
 ) -> BlockScaled:
-    """Returns a matrix with a scale for each block. The last blocks of rows and of columns may be smaller.
+    """Returns a matrix with a scale for each block of `sizes` rows and columns, None for all.
 
-    Args:
-      sizes: rows and columns of a block, None for all.
-
-    Raises:
-      ValueError: names the file and the tensor that does not fit.
+    The last blocks of rows and of columns may be smaller.
     """
     if len(matrix.shape) != 2:
         raise ValueError(f"{matrix.file}: {name} has shape {matrix.shape}; it must be a matrix")
@@ -115,5 +104,5 @@ def are_sizes(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value)
+        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
     )

@@ -13,6 +13,7 @@ from jlade.conversion.hf_packed import (
     file_matrix,
     matches,
     num_groups,
+    take,
     unpack_integers,
 )
 from jlade.conversion.weight_files import StoredTensor, check_kind
@@ -39,27 +40,17 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of files with each matrix as one.
-
-    Args:
-      settings: of the quantization in config.json.
-
-    Raises:
-      ValueError: names the file and the tensor that is missing, or does not fit.
-    """
-    found = dict(tensors)
+    """Returns the tensors of files with each matrix as one, given the settings of the quantization in config.json."""
+    result = dict(tensors)
     for name in tensors:
         if name.endswith(CODES):
             module = name.removesuffix(CODES)
-            ends = (CODES, ZEROS, SCALES, ORDER)
-            arrays = {module + end: found.pop(module + end) for end in ends if module + end in found}
-            own = _settings_of(module, settings)
-            needed = ends if own.get("desc_act") and own["quant_method"] == "gptq" else ends[:3]
-            if missing := [module + end for end in needed if module + end not in arrays]:
-                raise ValueError(f"{tensors[name].file}: {missing[0]} is missing, though {name} is there")
-            build = _awq if own["quant_method"] == "awq" else _gptq
-            found[f"{module}.weight"] = build(module, arrays, own)
-    return found
+            module_settings = _settings_of(module, settings)
+            has_order = module_settings.get("desc_act") and module_settings["quant_method"] == "gptq"
+            arrays = take(result, module, (CODES, ZEROS, SCALES, *([ORDER] if has_order else [])), [ORDER])
+            build = _awq if module_settings["quant_method"] == "awq" else _gptq
+            result[f"{module}.weight"] = build(module, arrays, module_settings)
+    return result
 
 
 def _settings_of(module: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,9 +93,8 @@ def _gptq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str
     check_kind(module + CODES, codes, (rows, outputs), ("I32",))
     check_kind(module + ZEROS, zeros, (groups, outputs * bits // 32), ("I32",))
     check_kind(module + SCALES, scales, (groups, outputs), SCALE_TYPES)
-    if order is not None:
-        check_kind(order, arrays[order], (inputs,), ("I32", "I64"))
-    subtracted = 1 if _format(settings) == "gptq" else 0
+    version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    subtracted = 1 if str(version).lower() == "gptq" else 0
     decode = functools.partial(_decode_gptq, bits=bits, subtracted=subtracted)
     dtype = scales.value_dtype
     return file_matrix(
@@ -131,10 +121,6 @@ def _decode_gptq(
     own = unpack_integers(codes, bits, axis=0)
     groups = np.arange(len(own)) // max(1, len(own) // len(scales)) if order is None else order
     return DecodedMatrix((own - np.uint8(half)).view(np.int8), scales, groups, zero.astype(scales.dtype))
-
-
-def _format(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
 
 
 def _size(tensor: StoredTensor, module: str) -> tuple[int, int]:

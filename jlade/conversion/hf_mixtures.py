@@ -20,11 +20,7 @@ METHOD, GREEDY, LIMITED = "topk_method", "greedy", "group_limited_greedy"  # the
 
 
 def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of `LlamaConfig` for these keys. A family that reads none has no layers that differ.
-
-    Raises:
-      ValueError: names the file, the key and the accepted values.
-    """
+    """Returns the fields of `LlamaConfig` for these keys. A family that reads none has no layers that differ."""
     sparse = _sparse_layers(values, family, num_layers)
     dense = tuple(i for i in range(num_layers) if i not in sparse)
     size = values.size(LLAMA_DENSE_SIZE if SPARSE_LAYERS in family.reads else "intermediate_size") if dense else 0
@@ -32,13 +28,17 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     shared = _one_of(SHARED_EXPERTS, family)
     if shared is None:
         return of_layers
-    shared_size = _count(values, shared) * values.size("moe_intermediate_size")
+    shared_size = values.count(shared) * values.size("moe_intermediate_size")
     return of_layers | {"intermediate_size": shared_size} | read_groups(values, family)
 
 
 def read_groups(values: Values, family: Family) -> dict[str, int]:
-    """Returns the fields of `LlamaConfig` for groups of experts; see `read_mixture` for errors."""
-    number, (groups, chosen) = values.size(family.keys["num_experts"]), _read_groups(values, family)
+    """Returns the fields of `LlamaConfig` for groups of experts."""
+    number = values.size(family.keys["num_experts"])
+    method = values.get(METHOD) if METHOD in family.reads else LIMITED if GROUPS in family.reads else GREEDY
+    if method not in (GREEDY, LIMITED):
+        raise ValueError(f"{values.file}: {METHOD} must be {GREEDY} or {LIMITED}, got {method!r}")
+    groups, chosen = (1, 1) if method == GREEDY else (values.size(GROUPS), values.size(CHOSEN_GROUPS))
     leaders = family.fixed.get("group_leaders", 2)
     if number % groups or (groups > 1 and number // groups < leaders):
         raise ValueError(
@@ -56,30 +56,30 @@ def read_groups(values: Values, family: Family) -> dict[str, int]:
 def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_mixture` reads."""
     reads, sparse = family.reads, list(filter(config.has_experts, range(config.num_layers)))
-    found: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     if SPARSE_LAYERS in reads:
-        found |= {SPARSE_LAYERS: sparse, LLAMA_DENSE_SIZE: config.dense_size or config.intermediate_size}
+        written |= {SPARSE_LAYERS: sparse, LLAMA_DENSE_SIZE: config.dense_size or config.intermediate_size}
     elif config.dense_size:
-        found["intermediate_size"] = config.dense_size
+        written["intermediate_size"] = config.dense_size
     if QWEN_STEP in reads:
-        found |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
+        written |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
     if IS_MIXTURE in reads:
-        found[IS_MIXTURE] = config.num_experts > 0
+        written[IS_MIXTURE] = config.num_experts > 0
     if first_dense := _one_of(FIRST_DENSE, family):
-        found[first_dense] = len(config.dense_layers)
+        written[first_dense] = len(config.dense_layers)
     if ERNIE_FIRST in reads:
         first, last = (sparse[0], sparse[-1]) if sparse else (config.num_layers, -1)
-        found |= {ERNIE_FIRST: first, ERNIE_LAST: last, ERNIE_STEP: sparse[1] - first if len(sparse) > 1 else 1}
+        written |= {ERNIE_FIRST: first, ERNIE_LAST: last, ERNIE_STEP: sparse[1] - first if len(sparse) > 1 else 1}
     if MLP_TYPES in reads:
-        found[MLP_TYPES] = [SPARSE if i in sparse else DENSE for i in range(config.num_layers)]
+        written[MLP_TYPES] = [SPARSE if i in sparse else DENSE for i in range(config.num_layers)]
     if shared := _one_of(SHARED_EXPERTS, family):
-        found[shared] = config.intermediate_size // config.expert_size
-        found.setdefault("intermediate_size", config.expert_size)
+        written[shared] = config.intermediate_size // config.expert_size
+        written.setdefault("intermediate_size", config.expert_size)
     if GROUPS in reads:
-        found |= {GROUPS: config.expert_groups, CHOSEN_GROUPS: config.groups_per_token}
+        written |= {GROUPS: config.expert_groups, CHOSEN_GROUPS: config.groups_per_token}
     if METHOD in reads:
-        found[METHOD] = LIMITED if config.expert_groups > 1 else GREEDY
-    return found
+        written[METHOD] = LIMITED if config.expert_groups > 1 else GREEDY
+    return written
 
 
 def _one_of(names: tuple[str, ...], family: Family) -> str | None:
@@ -87,46 +87,30 @@ def _one_of(names: tuple[str, ...], family: Family) -> str | None:
     return next((key for key in names if key in family.reads), None)
 
 
-def _read_groups(values: Values, family: Family) -> tuple[int, int]:
-    """Returns the number of groups of experts, and of those from which a token chooses."""
-    method = values.get(METHOD) if METHOD in family.reads else LIMITED if GROUPS in family.reads else GREEDY
-    if method not in (GREEDY, LIMITED):
-        raise ValueError(f"{values.file}: {METHOD} must be {GREEDY} or {LIMITED}, got {method!r}")
-    return (1, 1) if method == GREEDY else (values.size(GROUPS), values.size(CHOSEN_GROUPS))
-
-
 def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collection[int]:
     """Returns the layers with experts, or all of a model without."""
     layers, reads = range(num_layers), family.reads
     if SPARSE_LAYERS in reads:
         step = values.size(LLAMA_STEP)
-        return _listed(values, SPARSE_LAYERS, layers, layers[step - 1 :: step])
+        return listed_layers(values, SPARSE_LAYERS, layers, layers[step - 1 :: step])
     if QWEN_STEP in reads:
         step = values.size(QWEN_STEP)
-        return set(layers[step - 1 :: step]) - set(_listed(values, QWEN_DENSE, layers, []))
+        return set(layers[step - 1 :: step]) - set(listed_layers(values, QWEN_DENSE, layers, []))
     if ERNIE_FIRST in reads:
         step, last = values.size(ERNIE_STEP), num_layers - 1
-        last = last if values.get(ERNIE_LAST, -1) == -1 else _count(values, ERNIE_LAST)
-        return [i for i in layers[_count(values, ERNIE_FIRST) : last + 1] if (i + 1) % step == 0]
+        last = last if values.get(ERNIE_LAST, -1) == -1 else values.count(ERNIE_LAST)
+        return [i for i in layers[values.count(ERNIE_FIRST) : last + 1] if (i + 1) % step == 0]
     kinds = values.get(MLP_TYPES) if MLP_TYPES in reads else None
     if kinds is None:
         first_dense = _one_of(FIRST_DENSE, family)
-        return layers[_count(values, first_dense) :] if first_dense else layers
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (DENSE, SPARSE) for kind in kinds):
-        raise ValueError(
-            f"{values.file}: {MLP_TYPES} must name dense or sparse for each of {num_layers} layers, got {kinds!r}"
-        )
+        return layers[values.count(first_dense) :] if first_dense else layers
+    values.check_layers(MLP_TYPES, kinds, (DENSE, SPARSE), num_layers)
     return [i for i in layers if kinds[i] == SPARSE]
 
 
-def _listed(values: Values, key: str, layers: Sequence[int], default: Sequence[int]) -> Sequence[int]:
+def listed_layers(values: Values, key: str, layers: Sequence[int], default: Sequence[int]) -> Sequence[int]:
     """Returns the layers that a list names."""
     listed = values.get(key, default)
     if listed is not default and (not isinstance(listed, list) or any(i not in layers for i in listed)):
         raise ValueError(f"{values.file}: {key} must list some of {len(layers)} layers, got {listed!r}")
     return listed
-
-
-def _count(values: Values, key: str) -> int:
-    """Returns an integer that may be 0, for which null stands too."""
-    return values.size(key) if values.get(key, 0) != 0 else 0

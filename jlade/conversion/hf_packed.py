@@ -11,7 +11,7 @@ import numpy as np
 
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape
-from jlade.conversion.weight_files import CHUNK, StoredTensor
+from jlade.conversion.weight_files import CHUNK, StoredTensor, check_kind
 from jlade.models.grouped import GroupedMatrix, pack
 
 SCALE_TYPES = ("F32", "F16", "BF16")  # in safetensors' spelling
@@ -148,9 +148,10 @@ def file_matrix(
     Args:
       dtype: the name of the format.
       shape: [out, in].
-      groups: their number.
       scales: the dtype of scales and zeros.
     """
+    if order is not None:
+        check_kind(order, arrays[order], shape[1:], ("I32", "I64"))
     first = next(iter(arrays.values()))
     whole = shapes_of(bits, shape[1], shape[0], groups, scales, has_zero, has_levels)
     return FileMatrix(first.file, first.stamp, first.offset, shape, dtype, arrays, bits, whole, decode, order)
@@ -161,10 +162,7 @@ def shapes_of(
 ) -> GroupedMatrix | None:
     """Returns a `jax.ShapeDtypeStruct` in the place of each array of a matrix, None if its groups are not equal.
 
-    Args:
-      bits: of a code.
-      groups: their number.
-      dtype: of scales and zeros.
+    The codes have `bits`, and scales and zeros the `dtype`.
     """
     if groups < 1 or inputs % groups:
         return None
@@ -181,17 +179,22 @@ def shapes_of(
 def num_groups(module: str, codes: StoredTensor, inputs: int, size: int, has_order: bool = False) -> int:
     """Returns the number of groups of `size` inputs, -1 for a group of all.
 
-    Args:
-      module, codes: name of the module and a tensor of it, for messages.
-      has_order: whether the files have the group of each input; otherwise all groups must be of this size.
-
-    Raises:
-      ValueError: names the module and both sizes.
+    All must be of this size unless the files have the group of each input (`has_order`).
     """
     size = inputs if size == -1 else min(size, inputs)
     if not size or (inputs % size and not has_order):
         raise ValueError(f"{codes.file}: {module} has {inputs} inputs, which group_size, {size}, does not divide")
     return -(-inputs // size)
+
+
+def take(
+    found: dict[str, StoredTensor], prefix: str, needed: Sequence[str], others: Sequence[str] = ()
+) -> dict[str, StoredTensor]:
+    """Returns tensors that make up a matrix, by name, and removes them. The first is there."""
+    if missing := [prefix + kind for kind in needed if prefix + kind not in found]:
+        file = found[prefix + needed[0]].file
+        raise ValueError(f"{file}: {missing[0]} is missing, though {prefix}{needed[0]} is there")
+    return {prefix + kind: found.pop(prefix + kind) for kind in (*needed, *others) if prefix + kind in found}
 
 
 def matches(key: str, pattern: str, module: str) -> bool:

@@ -17,6 +17,13 @@ ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "compressed-tensors": {},
     "bitsandbytes": {"load_in_8bit": (False,), "load_in_4bit": (True,)},
 }
+READERS: dict[str, Any] = {  # modules
+    "awq": hf_gptq,
+    "gptq": hf_gptq,
+    "fp8": hf_fp8,
+    "compressed-tensors": hf_compressed,
+    "bitsandbytes": hf_bitsandbytes,
+}
 OTHER_NAMES = {"version": "format", "checkpoint_format": "format"}  # of settings, where the first is missing
 
 
@@ -56,22 +63,10 @@ def settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> Mapping[str, StoredTensor]:
     """Returns the tensors of files, by their names there, with those of each quantized matrix as one.
 
-    Args:
-      settings: those of `settings_of`.
-
-    Raises:
-      ValueError: names the file, and the tensor that is missing or does not fit.
+    The settings are those of `settings_of`.
     """
     method = settings.get("quant_method")
-    if method in ("awq", "gptq"):
-        return hf_gptq.assembled(tensors, settings)
-    if method == "compressed-tensors":
-        return hf_compressed.assembled(tensors, settings)
-    if method == "fp8":
-        return hf_fp8.assembled(tensors, settings)
-    if method == "bitsandbytes":
-        return hf_bitsandbytes.assembled(tensors)
-    return tensors
+    return READERS[method].assembled(tensors, settings) if method in READERS else tensors
 
 
 def _method(settings: Mapping[str, Any], key: str) -> str | None:
@@ -89,5 +84,4 @@ def _wrong_setting(method: str, settings: Mapping[str, Any]) -> str | None:
         own = value.lower() if isinstance(value, str) else value
         if own not in values and not (value is None and name in OTHER_NAMES):
             return f"{key} is {value!r}, supported is {' or '.join(map(repr, values))}"
-    more = {"compressed-tensors": hf_compressed, "fp8": hf_fp8, "awq": hf_gptq, "gptq": hf_gptq}
-    return more[method].wrong_setting(settings) if method in more else None
+    return READERS[method].wrong_setting(settings) if method in READERS else None

@@ -62,14 +62,7 @@ class Read(NamedTuple):
 def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: str = FULL) -> Read:
     """Returns the rotations of the layers, or of those with a `layer_type` where types have their own (Gemma 3).
 
-    Args:
-      values: the configuration.
-      head_dim: size of a head.
-      family: how the family of the model rotates: see `jlade.conversion.family.Family.rotary`.
-      layer_type: as in `layer_types`.
-
-    Raises:
-      ValueError: names the file, the key and the supported values.
+    `family` is `jlade.conversion.family.Family.rotary`.
     """
     parameters = _parameters(values, family, layer_type)
     kind = parameters["rope_type"]
@@ -92,11 +85,7 @@ def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: 
 
 
 def read_sharpness(values: Values, family: str) -> float:
-    """Returns the factor of scores besides the rotations' own, which DeepSeek adds to YaRN.
-
-    Args:
-      values, family: see `read_rotary`, which also lists errors.
-    """
+    """Returns the factor of scores besides the rotations' own, which DeepSeek adds to YaRN; see `read_rotary`."""
     rotary = Values(values.file, _parameters(values, family, FULL))
     kind = rotary.get("rope_type")
     if kind == "default" or not rotary.get("mscale_all_dim"):
@@ -123,11 +112,9 @@ def of_text(settings: Mapping[str, Any]) -> dict[str, Any]:
 def unread_keys(raw: Mapping[str, Any], family: str) -> list[str]:
     """Returns the rotary settings in config.json that have no effect, as in transformers, such as "rope_scaling.beta".
 
-    Args:
-      raw: the content. `read_rotary` refuses settings that are no objects, and those of unknown kinds.
-      family: see `read_rotary`.
+    `read_rotary` refuses settings that are no objects, and those of unknown kinds.
     """
-    found: list[str] = []
+    unread: list[str] = []
     for key in SETTINGS:
         settings = raw.get(key)
         if not isinstance(settings, dict):
@@ -135,10 +122,10 @@ def unread_keys(raw: Mapping[str, Any], family: str) -> list[str]:
         of_layers = {
             f"{key}.{name}": settings[name] for name in (FULL, SLIDING) if isinstance(settings.get(name), dict)
         }
-        for place, one in (of_layers or {key: settings}).items():
+        for path, one in (of_layers or {key: settings}).items():
             read = _KEYS_OF_ALL | _KEYS.get(str(_kind(one, family)), set(one)) | _KEYS_OF_FAMILIES.get(family, set())
-            found += [f"{place}.{name}" for name in one if name not in read]
-    return found
+            unread += [f"{path}.{name}" for name in one if name not in read]
+    return unread
 
 
 def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
@@ -146,26 +133,6 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
     match scaling:
         case None:
             return None
-        case LinearScaling():
-            return {"rope_type": "linear", "factor": scaling.factor}
-        case Llama3Scaling():
-            return {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                ORIGINAL: scaling.original_max_positions,
-            }
-        case YarnScaling():
-            return {
-                "rope_type": "yarn",
-                "factor": scaling.factor,
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-                "attention_factor": scaling.attention_factor,
-                ORIGINAL: scaling.original_max_positions,
-                "truncate": scaling.truncate,
-            }
         case LongRopeScaling():
             return {
                 "rope_type": "longrope",
@@ -176,12 +143,15 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
         case ProportionalScaling():
             settings = {"rope_type": "proportional", PARTIAL: scaling.fraction}
             return settings if scaling.factor == 1 else settings | {"factor": scaling.factor}
+    kind = {LinearScaling: "linear", Llama3Scaling: "llama3", YarnScaling: "yarn"}[type(scaling)]
+    keys = {"original_max_positions": ORIGINAL}
+    return {"rope_type": kind} | {keys.get(field, field): value for field, value in vars(scaling).items()}
 
 
 def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
     """Returns the rotary settings as one object, as in transformers 5; transformers 4 keeps the base outside of it."""
     theta = values.get("rope_theta", DEFAULT_THETA)
-    found: dict[str, dict[str, Any]] = {}
+    by_key: dict[str, dict[str, Any]] = {}
     for key in SETTINGS:
         settings = values.get(key, {})
         if not isinstance(settings, dict):
@@ -199,14 +169,14 @@ def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
         if not isinstance(settings, dict):
             raise ValueError(f"{values.file}: {layer_type} of {key} must be an object, got {settings!r}")
         if settings:
-            found[key] = {"rope_theta": theta} | settings | {"rope_type": _kind(settings, family)}
-            found[key].pop("type", None)
-    if len(found) == 2 and found[SETTINGS[0]] != found[SETTINGS[1]]:
+            by_key[key] = {"rope_theta": theta} | settings | {"rope_type": _kind(settings, family)}
+            by_key[key].pop("type", None)
+    if len(by_key) == 2 and by_key[SETTINGS[0]] != by_key[SETTINGS[1]]:
         raise ValueError(
             f"{values.file}: rope_scaling is {values.get(SETTINGS[0])!r} and rope_parameters is "
             f"{values.get(SETTINGS[1])!r}: remove one of them, or make them equal"
         )
-    return next(iter(found.values()), {"rope_theta": theta, "rope_type": "default"})
+    return next(iter(by_key.values()), {"rope_theta": theta, "rope_type": "default"})
 
 
 def _kind(settings: Mapping[str, Any], family: str) -> Any:

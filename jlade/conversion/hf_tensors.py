@@ -2,18 +2,20 @@
 
 import dataclasses
 import pathlib
-import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jlade.conversion import hf_experts, hf_fp8, interleaved
+from jlade.conversion import hf_experts, hf_fp8
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_packed import FileMatrix
-from jlade.conversion.parts import Shape
+from jlade.conversion.json_files import refuse_or_warn
+from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few, name_in_files
-from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal, check_kind
+from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, are_equal, check_kind
 from jlade.models.llama import LlamaConfig
 
 # Of the model without its output matrix
@@ -37,7 +39,7 @@ class FileTensor(NamedTuple):
 
     Attributes:
       parts: shapes of the model's tensors whose rows it has, by name.
-      groups: in each of which some rows of each part follow those of the one before; see `interleaved`.
+      groups: in each of which some rows of each part follow those of the one before; see `Interleaved`.
       more_axis: an axis of one element in the file that the parts lack; see `MORE_AXES`.
     """
 
@@ -56,13 +58,15 @@ class FileTensor(NamedTuple):
 
     def divide(self, tensor: StoredTensor) -> list[StoredTensor]:
         """Returns the parts of a tensor of this shape."""
-        return interleaved.divide(tensor, list(self.parts.values()), self.groups)
+        return _divided(tensor, list(self.parts.values()), self.groups)
 
     def join(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
         """Returns the tensor, given arrays by the names of its parts."""
         if len(self.parts) == 1:
             return arrays[next(iter(self.parts))].reshape(self.shape)
-        return interleaved.join([arrays[name] for name in self.parts], self.groups).reshape(self.shape)
+        parts = [arrays[name] for name in self.parts]
+        in_groups = [part.reshape(self.groups, -1, *part.shape[1:]) for part in parts]
+        return jnp.concatenate(in_groups, axis=1).reshape(self.shape)
 
 
 def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
@@ -142,26 +146,20 @@ def model_tensors(
     """Returns the configuration of a model, see `untied`, and its tensors by name.
 
     The tensors of some families are rows of larger ones in the files.
-
-    Raises:
-      ValueError: the files do not hold exactly the tensors of `config`, with accepted shapes and dtypes.
-
-    Warns:
-      UserWarning: names tensors of layers that the model does not have, which `strict` refuses.
     """
     tensors = own_names(text_part(tensors), config)
     embedding, output = (name_in_files(name, config) for name in (EMBEDDING, OUTPUT))
     if config.tie_embeddings and embedding not in tensors and output in tensors:
         tensors[embedding] = tensors.pop(output)
     config = untied(config, tensors)
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     in_files = file_tensors(config)
     expected = {name: file.shape for name, file in in_files.items()} | hf_experts.shapes(config, tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_empty(name, tensors)}
     check_tensors(tensors, expected, config, directory, strict)
     for name, file in in_files.items():
-        found |= zip(file.parts, file.divide(tensors[name]), strict=True)
-    return config, found | hf_experts.read(config, tensors)
+        result |= zip(file.parts, file.divide(tensors[name]), strict=True)
+    return config, result | hf_experts.read(config, tensors)
 
 
 def check_tensors(
@@ -183,9 +181,7 @@ def check_tensors(
     for left_out, which in ((beyond, more), (predictors, "that predict further tokens")):
         if left_out:
             said = f"{len(left_out)} tensors {which}: {first_few(left_out)}"
-            if strict:
-                raise ValueError(f"{directory}: strict=True refuses {said}")
-            warnings.warn(f"{directory}: ignored {said}", stacklevel=2)
+            refuse_or_warn(strict, directory, said, f"{directory}: ignored {said}")
     for name, shape in expected.items():
         accepted: Collection[str] = FLOATS
         if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)):
@@ -198,13 +194,7 @@ def check_tensors(
 def check_names(
     source: pathlib.Path, missing: Collection[str], unexpected: Collection[str], reason: str = "not of this model"
 ) -> None:
-    """Raises a ValueError that names the tensors of both kinds, and the likely cause where the names show one.
-
-    Args:
-      source: of the tensors.
-      missing, unexpected: names of tensors.
-      reason: why tensors are unexpected.
-    """
+    """Raises a ValueError that names the tensors of both kinds, and the likely cause where the names show one."""
     problems = []
     if missing:
         problems.append(f"{len(missing)} tensors are missing: {first_few(sorted(missing))}")
@@ -256,3 +246,57 @@ def _is_redundant(name: str, config: LlamaConfig) -> bool:
     if name.endswith(("rotary_emb.inv_freq", *FAMILIES[config.family].unread)):
         return True
     return name == name_in_files(OUTPUT, config) and config.tie_embeddings
+
+
+@dataclasses.dataclass(frozen=True)
+class Interleaved(StoredTensor):
+    """The rows of an array in a tensor that has, for each head or group of heads, some rows of several arrays in turn.
+
+    Attributes:
+      pieces: the rows of each group, parts of the tensor.
+    """
+
+    pieces: tuple[StoredTensor, ...]
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return self.pieces[0].stamps
+
+    @property
+    def value_dtype(self) -> str:
+        return self.pieces[0].value_dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        return np.concatenate([piece.read_bytes(name) for piece in self.pieces])
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
+        height = self.pieces[0].shape[0]
+        arrays = [aligned((len(part.rows), len(part.columns)), dtype) for part in parts]
+        broken: set[int] = set()
+        for array, part in zip(arrays, parts, strict=True):
+            for first in range(part.rows.start // height * height, part.rows.stop, height):
+                own = range(max(part.rows.start, first), min(part.rows.stop, first + height))
+                of_piece = TensorPart(range(own.start - first, own.stop - first), part.columns)
+                (values,), rows = self.pieces[first // height].read(name, dtype, [of_piece])
+                array[own.start - part.rows.start : own.stop - part.rows.start] = values.reshape(len(own), -1)
+                broken |= {first + row for row in rows}
+        return [array if len(self.shape) == 2 else array[:, 0] for array in arrays], broken
+
+
+def _divided(tensor: StoredTensor, shapes: Sequence[Shape], groups: int) -> list[StoredTensor]:
+    """Returns the arrays of these shapes in a tensor, each of whose `groups` has some rows of each array in turn."""
+    if groups == 1:
+        return tensor.divide(shapes)
+    of_group = [(rows // groups, *inner) for rows, *inner in shapes]
+    if isinstance(tensor, FileMatrix):
+        rows_of_groups = np.arange(tensor.shape[0]).reshape(groups, -1)
+        ends = np.cumsum([rows for rows, *_ in of_group])
+        return [tensor.take(rows.reshape(-1)) for rows in np.split(rows_of_groups, ends[:-1], axis=1)]
+    pieces = tensor.divide(of_group * groups)
+    pairs = zip(shapes, (tuple(pieces[i :: len(shapes)]) for i in range(len(shapes))), strict=True)
+    first = (tensor.file, tensor.stamp, tensor.offset)
+    return [Interleaved(*first, shape, tensor.dtype, pieces=own) for shape, own in pairs]

@@ -15,7 +15,7 @@ from jlade.conversion import adapter as adapters
 from jlade.conversion import adapter_config, gguf_weights, hf_experts, hf_quantization, packed
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
-from jlade.conversion.json_files import read_json
+from jlade.conversion.json_files import read_json, refuse_or_warn
 from jlade.conversion.parts import Shape, TensorPart, place, quantize
 from jlade.conversion.tensors import (
     SCALE,
@@ -27,9 +27,9 @@ from jlade.conversion.tensors import (
     device_of,
     dtype_of_name,
     expected_tensors,
+    first_few,
     named_arrays,
     place_of,
-    say_rounded_again,
     scale_shape,
     sharding_for,
 )
@@ -100,12 +100,9 @@ def read_params(
     strict: bool = False,
     mesh: Mesh | None = None,
 ) -> LlamaParams:
-    """Returns the parameters of a model, given its checked tensors by name.
+    """Returns the parameters of a model, given its checked tensors by name; matrices in int8 come with their scales.
 
-    Args:
-      tensors, config: of the model; matrices in int8 come with their scales.
-      source: of the tensors, for messages.
-      dtype, sharding, progress, bits, strict, mesh: see `load_hf`, which also lists errors and warnings.
+    The other arguments are those of `load_hf`. `source` names the tensors in messages.
     """
     quantization.check_bits(bits)
     sharding = sharding_for(config, sharding, mesh)
@@ -146,7 +143,9 @@ def read_params(
     params = build_params(config, read_matrix)
     check_unchanged(tensors.values())
     if again:
-        say_rounded_again(source, again, strict)
+        said = f"{len(again)} matrices whose groups are not of as many adjacent inputs, as by act-order: "
+        said += first_few(again)
+        refuse_or_warn(strict, source, f"to round again {said}", f"{source}: rounded again are {said}")
     shapes = expected_tensors(config)
     shapes |= {name + SCALE: scale_shape(shape) for name, shape in shapes.items() if name + SCALE in tensors}
     check_finite(tensors[next(iter(broken))].file if broken else source, broken, shapes, strict)
@@ -180,9 +179,6 @@ def headers_of(
     """Returns the configuration of a directory and its tensors by name, all checked, with an adapter if there is one.
 
     Its weights may be in a GGUF file. An output matrix that is not the embedding is read to find that out.
-
-    Raises:
-      ValueError, warns: see `load_hf`.
     """
     config = read_config(directory, strict)
     tensors: Mapping[str, Tensor]

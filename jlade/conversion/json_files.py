@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,7 @@ SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32)
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the JSON object in a file.
-
-    Raises:
-      ValueError: names the file that is missing, is not readable or holds another kind of value.
-    """
+    """Returns the JSON object in a file."""
     check_size(file, MAX_BYTES)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -69,6 +66,10 @@ class Values:
             raise ValueError(f"{self.file}: {key} must be up to {LARGEST_SIZE}, got {shown(value)}")
         return value
 
+    def count(self, key: str) -> int:
+        """Returns an integer of up to 31 bits that may be 0, for which null stands too."""
+        return self.size(key) if self.get(key, 0) != 0 else 0
+
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a positive number that float32 holds."""
         value = self.get(key, default)
@@ -86,6 +87,21 @@ class Values:
         if not isinstance(value, bool):
             raise ValueError(f"{self.file}: {key} must be true or false, got {shown(value)}")
         return value
+
+    def check_layers(self, key: str, kinds: Any, accepted: Collection[str], num_layers: int) -> None:
+        """Raises unless `kinds` lists one of the accepted names for each layer."""
+        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in accepted for kind in kinds):
+            raise ValueError(
+                f"{self.file}: {key} must name {' or '.join(accepted)} for each of {num_layers} layers, got {kinds!r}"
+            )
+
+
+def refuse_or_warn(strict: bool, source: Any, refused: str, warning: str) -> None:
+    """Raises a ValueError that strict=True refuses something, or gives a warning that says what is read or ignored."""
+    if strict:
+        raise ValueError(f"{source}: strict=True refuses {refused}")
+    # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
+    warnings.warn(warning, stacklevel=3)
 
 
 def shown(value: Any) -> str:

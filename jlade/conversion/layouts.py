@@ -209,18 +209,7 @@ def layout_of(names: Collection[str]) -> str | None:
 def read(
     arrays: Mapping[str, jax.Array], config: LlamaConfig, dtype: np.dtype, name: str, source: pathlib.Path
 ) -> LlamaParams:
-    """Returns the parameters that the arrays of a tree make.
-
-    Args:
-      arrays: of the tree, by name.
-      config: of the model.
-      dtype: of the parameters.
-      name: of the layout.
-      source: of the arrays, for messages.
-
-    Raises:
-      ValueError: names the arrays that are missing, do not belong to the model or have another shape.
-    """
+    """Returns the parameters that the arrays of a tree make, given the name of its layout."""
     layout = LAYOUTS[name]
     if config.family not in layout.families:
         raise ValueError(
@@ -253,10 +242,10 @@ class _Reader:
         field = TOP.get(name, "norm") if layer is None else fields_of_names(self.config)[within]
         if not self.layout.arrays.get(field):
             raise ValueError(f"{self.source}: no name is known for {name} in a tree with these names")
-        found = self._find(self.layout.arrays[field], layer)
-        if found is None:
+        match = self._find(self.layout.arrays[field], layer)
+        if match is None:
             return None
-        own_name, source, is_stacked = found
+        own_name, source, is_stacked = match
         self.used.add(own_name)
         array = self.arrays[own_name]
         if not jnp.issubdtype(array.dtype, jnp.floating):

@@ -44,11 +44,7 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
 
 
 def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
-    """Returns the arrays of a checkpoint by name. Only metadata is read.
-
-    Raises:
-      ValueError: if the metadata is broken, or Orbax is not installed.
-    """
+    """Returns the arrays of a checkpoint by name. Only metadata is read."""
     ocp, arrays = library(), (directory / ARRAYS).absolute()
     import tensorstore  # reads parts of arrays; Orbax would read whole ones
 
@@ -59,7 +55,7 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{arrays} cannot be restored: {error}") from error
         return values
 
-    found: dict[str, Any] = {}
+    arrays_by_name: dict[str, Any] = {}
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             names = checkpointer.metadata(arrays).item_metadata.tree
@@ -68,11 +64,11 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
             array: Any = tensorstore.open({"driver": "zarr", "kvstore": place}, read=True).result()
             if math.prod(array.chunk_layout.read_chunk.shape) > math.prod(array.shape):  # a small file may say so
                 raise ValueError(f"{name} has chunks that are larger than the array")
-            found[name] = array
+            arrays_by_name[name] = array
     except Exception as error:
         raise ValueError(f"{arrays} is not a checkpoint of Orbax: {error}") from error
     stamp = stamp_of(arrays)
     return {
         name: HeldTensor(arrays, stamp, 0, tuple(array.shape), NAMES.get(array.dtype.name, "other"), array, read)
-        for name, array in found.items()
+        for name, array in arrays_by_name.items()
     }

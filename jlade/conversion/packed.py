@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -11,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from jlade.conversion.parts import Shape, TensorPart
+from jlade.conversion.parts import Shape, TensorPart, matrix_shardings
 from jlade.conversion.tensors import ARRAYS
-from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, broken_rows, check_kind
+from jlade.conversion.weight_files import FLOATS, ComposedTensor, StoredTensor, Tensor, aligned, broken_rows, check_kind
 from jlade.models import sharding as model_sharding
 from jlade.models.grouped import GroupedMatrix, pack, unpack
 
@@ -41,14 +40,10 @@ class PackedTensor(abc.ABC):
 
     @abc.abstractmethod
     def matrix(self, name: str) -> GroupedMatrix:
-        """Returns the matrix as the file holds it, in arrays of NumPy.
-
-        Raises:
-          ValueError: names the file, and the tensor `name`, if the file cannot be read.
-        """
+        """Returns the matrix as the file holds it, in arrays of NumPy."""
 
     def values(self, name: str) -> np.ndarray:
-        """Returns the elements [in, out] in float32. Errors are those of `matrix`."""
+        """Returns the elements [in, out] in float32."""
         return values_of(self.matrix(name))
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
@@ -67,11 +62,11 @@ class PackedTensor(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnMatrix(PackedTensor):
+class OwnMatrix(ComposedTensor, PackedTensor):
     """A `GroupedMatrix` in jlade's own files.
 
     Attributes:
-      arrays: by the field of `GroupedMatrix`.
+      arrays: by the field of `GroupedMatrix`, "weight" first.
     """
 
     shape: Shape
@@ -82,24 +77,8 @@ class OwnMatrix(PackedTensor):
         return 4 if self.dtype == "U8" else 8
 
     @property
-    def file(self) -> pathlib.Path:
-        return self.arrays["weight"].file
-
-    @property
-    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
-        return {file: stamp for tensor in self.arrays.values() for file, stamp in tensor.stamps.items()}
-
-    @property
-    def dtype(self) -> str:
-        return self.arrays["weight"].dtype
-
-    @property
-    def value_dtype(self) -> str:
-        return self.arrays["weight"].value_dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self.arrays.values())
+    def sources(self) -> list[StoredTensor]:
+        return list(self.arrays.values())
 
     @property
     def shapes(self) -> GroupedMatrix:
@@ -111,14 +90,9 @@ class OwnMatrix(PackedTensor):
 
 
 def own_matrix(name: str, shape: Shape, arrays: Mapping[str, StoredTensor]) -> OwnMatrix:
-    """Returns the matrix of these arrays in jlade's own files.
+    """Returns the matrix of these arrays in jlade's own files, at least "weight" and "scale".
 
-    Args:
-      name, shape: of the matrix in floating point.
-      arrays: at least "weight" and "scale", by the field of `GroupedMatrix`.
-
-    Raises:
-      ValueError: names the file and the array that does not fit.
+    Its name and shape are those of the matrix in floating point.
     """
     *others, inputs, outputs = shape if len(shape) > 2 else shape[::-1]
     weight, groups = arrays["weight"], arrays["scale"].shape[-2]
@@ -178,7 +152,7 @@ def place(matrix: GroupedMatrix, sharding: Sharding | None) -> GroupedMatrix:
     if isinstance(sharding, NamedSharding):
         shards = model_sharding.shards_of_inputs(matrix, sharding.spec, sharding.mesh)  # type: ignore[arg-type]
         matrix = _with_more_groups(matrix, shards // math.gcd(shards, matrix.scale.shape[-2]))
-    return jax.device_put(matrix, shardings(matrix, sharding))
+    return jax.device_put(matrix, matrix_shardings(matrix, sharding))
 
 
 def _with_more_groups(matrix: GroupedMatrix, factor: int) -> GroupedMatrix:
@@ -193,19 +167,6 @@ def _with_more_groups(matrix: GroupedMatrix, factor: int) -> GroupedMatrix:
         for array in (matrix.scale, matrix.zero, matrix.offset)
     )
     return grouped(weight, scale, zero, offset, matrix.levels)
-
-
-def shardings(matrix: GroupedMatrix, sharding: Sharding | None) -> Any:
-    """Returns the sharding of each array of a matrix, given that of the matrix in floating point.
-
-    Raises:
-      ValueError: the groups of the matrix do not divide among the devices.
-    """
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    mesh: Any = sharding.mesh
-    specs = model_sharding.matrix_spec(matrix, sharding.spec, mesh)
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec, memory_kind=sharding.memory_kind), specs)
 
 
 def grouped(weight: Any, scale: Any, zero: Any = None, offset: Any = None, levels: Any = None) -> GroupedMatrix:

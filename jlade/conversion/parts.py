@@ -52,11 +52,7 @@ def place(
 ) -> jax.Array:
     """Returns an array with the parts that `read` returns; each is read once, for all devices that hold it.
 
-    Args:
-      shape: of the array, [rows, columns] or [rows].
-      dtype: of the parts.
-      sharding: None for the default device.
-      read: returns distinct parts.
+    The array is [rows, columns] or [rows]. A sharding of None is the default device.
     """
     if sharding is None:
         return jax.device_put(*read([TensorPart.of(None, shape)]))
@@ -73,7 +69,15 @@ def quantize(matrix: jax.Array, bits: int) -> Quantized:
         return quantization.quantize(matrix, bits)
     mesh: Any = sharding.mesh
     run = functools.partial(quantization.quantize, bits=bits, shards=mesh_lib.size(mesh, *MODEL))
-    specs = model_sharding.matrix_spec(jax.eval_shape(run, matrix), sharding.spec, mesh)
-    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec, memory_kind=sharding.memory_kind), specs)
-    quantized: Quantized = jax.jit(run, out_shardings=places)(matrix)
+    shardings = matrix_shardings(jax.eval_shape(run, matrix), sharding)
+    quantized: Quantized = jax.jit(run, out_shardings=shardings)(matrix)
     return quantized
+
+
+def matrix_shardings(matrix: Any, sharding: Sharding | None) -> Any:
+    """Returns the sharding of each array of a matrix in few bits, given that of the matrix in floating point."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh: Any = sharding.mesh
+    specs = model_sharding.matrix_spec(matrix, sharding.spec, mesh)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec, memory_kind=sharding.memory_kind), specs)

@@ -6,20 +6,17 @@ from collections.abc import Callable
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS
 from jlade.conversion.expert_families import (
     EXPERT_COUNTS,
-    EXPERTS,
     GRANITE_EXPERTS,
     GRANITE_JOINED_EXPERTS,
     GRANITE_ROUTER,
-    JOINED_EXPERTS,
     LOCAL_EXPERTS,
     LOCAL_KEYS,
     QWEN_EXPERTS,
     QWEN_SHARED_EXPERT,
 )
 from jlade.conversion.family import Family
-from jlade.conversion.hf_multipliers import DEFAULTS as MULTIPLIERS
-from jlade.conversion.hf_recurrent import mlp_size
-from jlade.conversion.hf_single import EXPERT_SIZES
+from jlade.conversion.hf_attention import MULTIPLIER_DEFAULTS
+from jlade.conversion.hf_recurrent import EXPERT_SIZES, mlp_size
 from jlade.conversion.json_files import Values
 
 _QWEN = {
@@ -167,15 +164,13 @@ RECURRENT: dict[str, Family] = {
     ),
     "falcon_h1": Family(
         "FalconH1ForCausalLM",
-        MULTIPLIERS
+        MULTIPLIER_DEFAULTS
         | {
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 8192,
             "embedding_multiplier": 1.0,
             "lm_head_multiplier": 1.0,
-            "attention_bias": False,
-            "mlp_bias": False,
             "mamba_d_ssm": 1024,
             **_MAMBA_SIZES,
             "mamba_rms_norm": False,
@@ -202,7 +197,7 @@ RECURRENT: dict[str, Family] = {
             "time_step_max",
             "time_step_min",
         ),
-        elsewhere=MULTIPLIERS | {"lm_head_multiplier": 1.0},
+        elsewhere=MULTIPLIER_DEFAULTS | {"lm_head_multiplier": 1.0},
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM",
@@ -362,8 +357,6 @@ RECURRENT: dict[str, Family] = {
             ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"),
             lambda config: config.recurrence.key_heads,
         ),
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM",
@@ -386,8 +379,6 @@ RECURRENT: dict[str, Family] = {
         tensors=QWEN_SHARED_EXPERT,
         fused=_FUSED | _FUSED_INPUTS,
         row_groups=_HEADS,
-        experts=EXPERTS,
-        joined_experts=JOINED_EXPERTS,
         without_effect=_PREDICTORS,
         of_parts={"qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"},
     ),

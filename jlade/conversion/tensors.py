@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.conversion.families import FAMILIES
+from jlade.conversion.json_files import refuse_or_warn
 from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
@@ -191,11 +191,7 @@ def bits_of(name: str, config: LlamaConfig, bits: int | None) -> int | None:
 
 
 def sharding_for(config: LlamaConfig, sharding: Sharding | None, mesh: Mesh | None) -> Sharding | None:
-    """Returns `sharding`, or the sharding of each array by its name in `named_arrays` when a model is put on `mesh`.
-
-    Raises:
-      TypeError, ValueError: both are given, or the model cannot be divided among the devices of `mesh`.
-    """
+    """Returns `sharding`, or the sharding of each array by its name in `named_arrays` when a model is put on `mesh`."""
     if mesh is None:
         return sharding
     if sharding is not None:
@@ -219,18 +215,9 @@ def device_of(sharding: Sharding | None, config: LlamaConfig) -> jax.Device:
 def check_dtype(
     dtype: jax.typing.DTypeLike | None, stored: str, path: str | os.PathLike[str], device: jax.Device
 ) -> np.dtype:
-    """Returns the dtype of the parameters.
+    """Returns the dtype of the parameters of a checkpoint whose first tensor has the dtype `stored`.
 
-    Args:
-      dtype: float32, bfloat16, float16, "auto" for the stored dtype, or None for the default of `device`: float32 on
-        CPUs, bfloat16 elsewhere.
-      stored: the dtype of the checkpoint.
-      path: the checkpoint, for messages.
-      device: a device that will hold the parameters.
-
-    Raises:
-      TypeError: if `dtype` is no dtype.
-      ValueError: if `dtype` is not supported.
+    None is the default of the device that will hold them: float32 on CPUs, bfloat16 elsewhere.
     """
     if dtype is None:
         return np.dtype("float32" if device.platform == "cpu" else "bfloat16")
@@ -252,11 +239,7 @@ def check_finite(
 ) -> None:
     """Warns of NaN and infinite values, or refuses them if `strict`.
 
-    Args:
-      source: of the tensors, for the message.
-      broken: the rows with such values of each tensor that has any, of a vector the elements.
-      shapes: of all tensors.
-      strict: whether to raise a ValueError.
+    `broken` has the rows with such values of each tensor that has any, of a vector the elements.
     """
     if not broken:
         return
@@ -266,17 +249,7 @@ def check_finite(
         if name in broken
     ]
     message = f"NaN or infinite values in {first_few(named)}"
-    if strict:
-        raise ValueError(f"{source}: strict=True refuses {message}")
-    warnings.warn(f"{source}: {message}", stacklevel=3)
-
-
-def say_rounded_again(source: str | os.PathLike[str], names: list[str], strict: bool) -> None:
-    """Warns of matrices that are rounded again, though the files hold them in so few bits, or refuses if `strict`."""
-    said = f"{len(names)} matrices whose groups are not of as many adjacent inputs, as by act-order: {first_few(names)}"
-    if strict:
-        raise ValueError(f"{source}: strict=True refuses to round again {said}")
-    warnings.warn(f"{source}: rounded again are {said}", stacklevel=3)
+    refuse_or_warn(strict, source, message, f"{source}: {message}")
 
 
 def first_few(names: list[str]) -> str:

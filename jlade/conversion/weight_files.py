@@ -1,5 +1,6 @@
 """The safetensors files of checkpoints: headers and tensors, read and written without torch."""
 
+import abc
 import dataclasses
 import errno
 import io
@@ -7,7 +8,6 @@ import json
 import math
 import pathlib
 import shutil
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -17,7 +17,15 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jlade.conversion.json_files import MAX_BYTES, check_size, is_file_name, read_json, shown, write_json
+from jlade.conversion.json_files import (
+    MAX_BYTES,
+    check_size,
+    is_file_name,
+    read_json,
+    refuse_or_warn,
+    shown,
+    write_json,
+)
 from jlade.conversion.parts import Shape, TensorPart, runs
 from jlade.conversion.tensors import first_few
 
@@ -38,12 +46,45 @@ class Tensor(Protocol):
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]: ...
     @property
+    def shape(self) -> Shape: ...
+    @property
     def dtype(self) -> str: ...
     @property
     def value_dtype(self) -> str: ...
     @property
     def num_bytes(self) -> int: ...
     def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]: ...
+
+
+class ComposedTensor(abc.ABC):
+    """A `Tensor` made of others in files, of which the first tells what all have in common."""
+
+    shape: Shape
+
+    @property
+    @abc.abstractmethod
+    def sources(self) -> Sequence[Tensor]:
+        """The tensors that it is made of."""
+
+    @property
+    def file(self) -> pathlib.Path:
+        return self.sources[0].file
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return {file: stamp for tensor in self.sources for file, stamp in tensor.stamps.items()}
+
+    @property
+    def dtype(self) -> str:
+        return self.sources[0].dtype
+
+    @property
+    def value_dtype(self) -> str:
+        return self.sources[0].value_dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.sources)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +129,7 @@ class StoredTensor:
         return self.divide([self.shape[1:]] * self.shape[0])
 
     def read_bytes(self, name: str) -> np.ndarray:
-        """Returns the whole tensor in its own dtype. Errors are those of `read`."""
+        """Returns the whole tensor in its own dtype."""
         array = aligned(self.shape, np.dtype(self.value_dtype))
         try:
             with open(self.file, "rb", buffering=0) as stream:
@@ -103,9 +144,6 @@ class StoredTensor:
 
         Only the bytes of the parts are read, each once. The elements are converted in chunks into the memory that the
         parameters keep: no second large buffer is needed.
-
-        Raises:
-          ValueError: names the file, and the tensor `name`, if the file cannot be read.
         """
         arrays = {part: aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
         broken: set[int] = set()
@@ -158,19 +196,15 @@ def stored_tensors(directory: pathlib.Path, strict: bool = False, single: str = 
     for file in _weight_files(directory / single, strict):
         if not file.exists():
             raise ValueError(f"{file} is missing, though {single}.index.json names it")
-        found = read_header(file)
-        if twice := sorted(found.keys() & tensors.keys()):
+        in_file = read_header(file)
+        if twice := sorted(in_file.keys() & tensors.keys()):
             raise ValueError(f"{file} and {tensors[twice[0]].file} both have the tensor {twice[0]}")
-        tensors |= found
+        tensors |= in_file
     return tensors
 
 
 def read_header(file: pathlib.Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a safetensors file by name.
-
-    Raises:
-      ValueError: names the file that is broken.
-    """
+    """Returns the tensors of a safetensors file by name."""
     check_size(file)
     try:
         stamp = stamp_of(file)
@@ -227,11 +261,10 @@ def write_tensors(
 ) -> None:
     """Writes tensors to the file `single` of a directory, or several files and an index. The host holds one file.
 
+    The directory has a config.json, whose permissions the files get.
+
     Args:
-      tensors: with their names.
-      directory: has a config.json, whose permissions the files get.
       progress: called with the bytes of each tensor when its file is written.
-      metadata: of the files.
 
     Raises:
       ValueError: if tensors are divided among processes.
@@ -285,9 +318,7 @@ def _weight_files(single: pathlib.Path, strict: bool) -> list[pathlib.Path]:
             )
         if others:
             said = f"{index.name}, whose files are not there: {first_few(others)}"
-            if strict:
-                raise ValueError(f"{directory}: strict=True refuses {said}")
-            warnings.warn(f"{directory}: {single.name} is read; ignored is {said}", stacklevel=2)
+            refuse_or_warn(strict, directory, said, f"{directory}: {single.name} is read; ignored is {said}")
     if single.exists():
         return [single]
     if pickled := [file.name for file in directory.glob("*.bin")]:
@@ -345,10 +376,7 @@ def aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
 def broken_rows(source: np.ndarray, converted: np.ndarray, first: int) -> set[int]:
     """Returns the rows of a tensor with NaN or infinite elements, whose exponent bits are all set.
 
-    Args:
-      source: [rows, columns], some rows of the tensor as they are stored.
-      converted: the same in another dtype.
-      first: the row of the tensor with which they begin.
+    The source [rows, columns] is the tensor as it is stored, from the row `first` on; `converted` in another dtype.
     """
     # One has the infinities of both, in fewer bytes; FP8 has none, and another code for NaN.
     array = min(source, converted, key=lambda array: (array.itemsize == 1, array.itemsize))

@@ -16,8 +16,8 @@ from jlade.cli import generate, options
 from jlade.conversion import load_gguf, load_hf, save_hf
 from jlade.models.llama import quantize
 from tests.conversion import gguf_files
+from tests.conversion.hf_files import assert_equal, random_tensors, write_checkpoint
 from tests.conversion.test_expert_files import random_params
-from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.models.test_more_families import NEMOTRON_EXPERTS, RECURRENT_EXPERTS
 from tests.tiny import slow
 
@@ -59,13 +59,6 @@ def base(tmp_path):
 
 def shapes_of(directory):
     return {name: array.shape for name, array in load_file(directory / "model.safetensors").items()}
-
-
-def assert_equal(params, expected):
-    assert params.config == expected.config
-    for array, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
-        assert array.dtype == other.dtype
-        np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -11,8 +11,7 @@ from jlade.conversion.calibration import mean_squares
 from jlade.models import layers
 from jlade.models.grouped import quantize_in_groups
 from jlade.models.llama import quantize
-from tests.conversion.test_huggingface import DEMO
-from tests.conversion.test_round_trip import assert_equal
+from tests.conversion.hf_files import DEMO, assert_equal
 from tests.tiny import tiny_llama
 
 

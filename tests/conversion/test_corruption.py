@@ -10,7 +10,7 @@ import pytest
 from jlade import conversion
 from jlade.conversion import load_hf, save_hf
 from tests import hostile
-from tests.conversion.test_huggingface import write_checkpoint
+from tests.conversion.hf_files import write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ignored unknown keys")
 

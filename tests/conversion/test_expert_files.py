@@ -15,6 +15,7 @@ from jlade.conversion.families import FAMILIES
 from jlade.models.architecture import CONVOLUTION, DELTA, STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import Rotary
+from tests.conversion.hf_files import assert_same_arrays, change_config, change_tensors
 from tests.tiny import slow_but
 
 MIXTURE = {"num_experts": 4, "expert_size": 64, "experts_per_token": 2}
@@ -46,9 +47,7 @@ def pack(directory):
         packed[name] = blocks, rng.integers(118, 130, blocks.shape[:3], np.uint8)
         tensors |= {f"{name}_blocks": packed[name][0], f"{name}_scales": packed[name][1]}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (directory / "config.json").write_text(json.dumps(config))
+    change_config(directory, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
     return packed
 
 
@@ -85,24 +84,18 @@ def test_converted_mxfp4_is_no_longer_quantized(kind, gpt_oss, tmp_path):
     config = json.loads((tmp_path / kind / "config.json").read_text())
     assert "quantization_config" not in config
     assert config["torch_dtype"] == "bfloat16"
-    params, _ = jlade.load(tmp_path / kind, "auto", strict=True)
-    for array, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(array, wanted)
+    assert_same_arrays(jlade.load(tmp_path / kind, "auto", strict=True)[0], expected)
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    slow_but([name for name, family in FAMILIES.items() if family.experts], "mixtral", "gpt_oss", "qwen3_next"),
-)
+MIXTURES = [name for name, family in FAMILIES.items() if "num_experts" in family.keys]
+
+
+@pytest.mark.parametrize("model_type", slow_but(MIXTURES, "mixtral", "gpt_oss", "qwen3_next"))
 def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     """From several files, in floating point and in int8."""
-    recurrent = {
-        "recurrent_layers": (0,),
-        "recurrence": Recurrence(DELTA, 4, 8, 8, 6, 4),
-        "output_gate": True,
-        "qk_norm": True,
-    }
+    recurrent = {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 4, 8, 8, 6, 4), "output_gate": True}
     recurrent |= {"intermediate_size": 16, "shared_router": True, "rotary_dim": 2, "norm": "rms_plus_one"}
+    recurrent |= {"qk_norm": True}
     changes = {
         "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
         "qwen3_moe": {"qk_norm": True},
@@ -171,8 +164,7 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     found += [load_hf(tmp_path / "hf", "float32", bits=8, mesh=mesh), conversion.load(tmp_path / "int8", mesh=mesh)]
     found.append(conversion.load(tmp_path / "orbax", mesh=mesh))
     for got, wanted in zip(found, [params, *[quantize(params)] * 3, params], strict=True):
-        for array, expected in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_array_equal(array, expected)
+        assert_same_arrays(got, wanted)
     experts = found[0].layers[1].expert_up
     assert [shard.data.shape[0] for shard in experts.addressable_shards[:4]] == [1, 1, 1, 1]
 
@@ -180,28 +172,25 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
 def test_broken_files_are_refused(gpt_oss, tmp_path):
     params = random_params("mixtral", norm_eps=1e-5)
     save_hf(params, tmp_path / "mixtral")
-    file = tmp_path / "mixtral" / "model.safetensors"
-    tensors = load_file(file)
     missing = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
-    save_file({name: array for name, array in tensors.items() if name != missing}, file)
+    tensors = change_tensors(tmp_path / "mixtral", {missing: None})
     with pytest.raises(ValueError, match=f"1 tensors are missing: {missing}"):
         load_hf(tmp_path / "mixtral")
-    save_file(tensors | {missing: tensors[missing][:, 1:].copy()}, file)
+    change_tensors(tmp_path / "mixtral", {missing: tensors[missing][:, 1:].copy()})
     with pytest.raises(ValueError, match=rf"{missing} has shape \(32, 63\); config.json implies \(32, 64\)"):
         load_hf(tmp_path / "mixtral")
-    save_file(tensors | {missing: np.zeros((32, 64), np.uint8)}, file)
+    change_tensors(tmp_path / "mixtral", {missing: np.zeros((32, 64), np.uint8)})
     with pytest.raises(ValueError, match=f"{missing} is of type U8; accepted are F64, F32, F16, BF16"):
         load_hf(tmp_path / "mixtral")
 
     save_hf(gpt_oss, tmp_path / "gpt_oss")
     pack(tmp_path / "gpt_oss")
-    file = tmp_path / "gpt_oss" / "model.safetensors"
-    tensors = load_file(file)
     name = "model.layers.0.mlp.experts.down_proj_scales"
-    save_file(tensors | {name: tensors[name].astype(np.float32)}, file)
+    scales = load_file(tmp_path / "gpt_oss" / "model.safetensors")[name]
+    change_tensors(tmp_path / "gpt_oss", {name: scales.astype(np.float32)})
     with pytest.raises(ValueError, match=f"{name} is of type F32; accepted are U8"):
         load_hf(tmp_path / "gpt_oss")
-    save_file(tensors | {name: np.full_like(tensors[name], 255)}, file)
+    change_tensors(tmp_path / "gpt_oss", {name: np.full_like(scales, 255)})
     with pytest.warns(
         UserWarning,
         match=r"NaN or infinite values in model.layers.0.mlp.experts.down_proj.weight \(4 of 4 rows: 0, 1, 2, 3\)",

@@ -13,6 +13,7 @@ from jlade.cli import main
 from jlade.conversion import load_hf, save_hf, weight_files
 from jlade.models.architecture import Latent
 from jlade.models.llama import LlamaConfig, init_params
+from tests.conversion.hf_files import assert_same_arrays, change_config
 
 torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
 torch_files = pytest.importorskip("safetensors.torch")
@@ -59,15 +60,9 @@ def write(directory, case, rows=8, columns=16):
             of_elements = np.repeat(np.repeat(scales, rows, axis=0), columns, axis=1)
             values[name] = matrix.astype(np.float32) * of_elements[: matrix.shape[0], : matrix.shape[1]]
     torch_files.save_file(tensors, file, {"format": "pt"})
-    content = json.loads((directory / "config.json").read_text())
-    content["quantization_config"] = {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [rows, columns],
-        "modules_to_not_convert": ["lm_head"],
-    }
-    (directory / "config.json").write_text(json.dumps(content))
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    settings |= {"weight_block_size": [rows, columns], "modules_to_not_convert": ["lm_head"]}
+    change_config(directory, quantization_config=settings)
     return values
 
 
@@ -117,8 +112,7 @@ def test_devices_read_their_parts(case, tmp_path, monkeypatch):
     write(tmp_path / "fp8", case)
     whole = load_hf(tmp_path / "fp8", "float32")
     divided = load_hf(tmp_path / "fp8", "float32", mesh=jlade.make_mesh(model=2))
-    for array, expected in zip(jax.tree.leaves(divided), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(array, expected)
+    assert_same_arrays(divided, whole)
 
 
 def test_converted_fp8_is_no_longer_quantized(tmp_path):
@@ -126,9 +120,7 @@ def test_converted_fp8_is_no_longer_quantized(tmp_path):
     expected = load_hf(tmp_path / "fp8", "bfloat16")
     assert main(["convert", str(tmp_path / "fp8"), str(tmp_path / "hf"), "--dtype", "bfloat16", "--to", "hf"]) == 0
     assert "quantization_config" not in json.loads((tmp_path / "hf" / "config.json").read_text())
-    found = load_hf(tmp_path / "hf", "auto", strict=True)
-    for array, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(array, wanted)
+    assert_same_arrays(load_hf(tmp_path / "hf", "auto", strict=True), expected)
 
 
 def test_nan_is_named(tmp_path):

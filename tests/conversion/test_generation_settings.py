@@ -131,19 +131,6 @@ def test_settings_that_change_texts_are_named_once_and_strict_refuses_them(setti
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be an integer of at least 0, got -1"),
-        ({"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of token ids"),
-        ({"bad_words_ids": [[3, 13]]}, "bad_words_ids: sequences must be one or more lists of token ids from 0 to 12"),
-    ],
-)
-def test_wrong_bans_are_refused(settings, message, checkpoint):
-    with pytest.raises(ValueError, match=rf"generation_config\.json: {message}"):
-        jlade.load_constraints(checkpoint(settings))
-
-
-@pytest.mark.parametrize(
     "settings",
     [
         {"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "bad_words_ids": None, "guidance_scale": 1},
@@ -156,13 +143,6 @@ def test_settings_without_effect_are_silent(settings, checkpoint):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_config(checkpoint(settings), strict=True)
-
-
-@pytest.mark.parametrize("settings", [{"num_beams": 4}, {"num_beam_groups": 2}, {"force_words_ids": [[3]]}], ids=str)
-def test_beams_are_no_sampling(settings, checkpoint):
-    (key,) = settings
-    with pytest.raises(ValueError, match=rf"generation_config\.json: {key} is .*; beam search is not supported"):
-        jlade.load_sampling(checkpoint(settings))
 
 
 @pytest.mark.parametrize("settings", [None, {"top_k": 7}], ids=["alone", "beside generation_config.json"])
@@ -185,17 +165,31 @@ def test_named_settings_of_config_json(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("read", "settings", "message"),
     [
-        ({"suppress_tokens": 5}, "suppress_tokens must be a list of token ids, got 5"),
-        ({"suppress_tokens": [-1]}, r"suppress_tokens must be a list of token ids, got \[-1\]"),
-        ({"stop_strings": [""]}, r"stop_strings must be a string or a list of them, got \[''\]"),
-        ({"stop_strings": 5}, "stop_strings must be a string or a list of them, got 5"),
+        *(
+            (jlade.load_sampling, {key: value}, f"{key} is .*; beam search is not supported")
+            for key, value in (("num_beams", 4), ("num_beam_groups", 2), ("force_words_ids", [[3]]))
+        ),
+        (jlade.load_sampling, {"suppress_tokens": 5}, "suppress_tokens must be a list of token ids, got 5"),
+        (jlade.load_sampling, {"suppress_tokens": [-1]}, r"suppress_tokens must be a list of token ids, got \[-1\]"),
+        (read_config, {"stop_strings": [""]}, r"stop_strings must be a string or a list of them, got \[''\]"),
+        (read_config, {"stop_strings": 5}, "stop_strings must be a string or a list of them, got 5"),
+        (
+            jlade.load_constraints,
+            {"no_repeat_ngram_size": -1},
+            "no_repeat_ngram_size must be an integer of at least 0, got -1",
+        ),
+        (jlade.load_constraints, {"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of token ids"),
+        (
+            jlade.load_constraints,
+            {"bad_words_ids": [[3, 13]]},
+            "bad_words_ids: sequences must be one or more lists of token ids from 0 to 12",
+        ),
     ],
     ids=str,
 )
-def test_broken_settings_are_refused(settings, message, checkpoint):
-    read = jlade.load_sampling if "suppress_tokens" in settings else read_config
+def test_broken_settings_are_refused(read, settings, message, checkpoint):
     with pytest.raises(ValueError, match=rf"generation_config\.json: {message}"):
         read(checkpoint(settings))
 

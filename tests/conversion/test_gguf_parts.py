@@ -2,7 +2,6 @@
 
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
@@ -10,7 +9,7 @@ import jlade
 from jlade.conversion import load_gguf, location
 from jlade.conversion.gguf import unfold
 from tests.conversion.gguf_files import write
-from tests.conversion.test_huggingface import write_checkpoint
+from tests.conversion.hf_files import assert_equal, write_checkpoint
 from tests.conversion.test_sharded import assert_placed
 
 IN_PARTS = {"split_max_tensors": 8}  # the 21 tensors of a model make 3 files
@@ -26,12 +25,6 @@ def write_parts(directory, split=IN_PARTS, **options):
     """Writes the files of a model of the same weights, and returns their paths."""
     write(directory / "model.gguf", kind="Q8_0", split=split, **options)
     return sorted(directory.glob("model-*.gguf"))
-
-
-def assert_equal(params, expected):
-    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(got, wanted)
-    assert params.config == expected.config
 
 
 @pytest.mark.parametrize(("split", "number"), [(IN_PARTS, 3), (METADATA_FIRST, 4)])

@@ -60,29 +60,26 @@ def byte_level():
     return [*special, *tokens], types, [" ".join(merge) for merge in model["merges"]]
 
 
-def write_with_tokenizer(file, arch="llama", **changed):
-    """Writes a file with the vocabulary of `byte_level`; `changed` replaces keys of the tokenizer."""
+def keys_of_tokenizer(**changed):
+    """Returns the keys of a file with the vocabulary of `byte_level`; `changed` replaces some."""
     tokens, types, merges = byte_level()
     keys = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": types, "merges": merges}
     keys |= {"bos_token_id": 0, "eos_token_id": 1} | changed
-    keys = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
-    return write(file, arch, changed=keys, vocab=max(len(tokens), len(keys["tokenizer.ggml.tokens"])))
+    return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
 
 
 def write_chat(file, **options):
     """Writes a model that chats: quantized, with a tokenizer, a chat template and room for long conversations."""
     template = "{% for m in messages %}{{ '<user>' + m['content'] + '<end>\n' }}{% endfor %}"
-    tokens, types, merges = byte_level()
-    changed = {"tokens": tokens, "token_type": types, "merges": merges, "model": "gpt2", "pre": "smollm"}
-    changed = {f"tokenizer.ggml.{name}": value for name, value in changed.items()}
-    changed |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
-    changed |= {"tokenizer.chat_template": template, "llama.context_length": 2048}
-    return write(file, kind="Q8_0", changed=changed, vocab=len(tokens), **options)
+    changed = keys_of_tokenizer() | {"tokenizer.chat_template": template, "llama.context_length": 2048}
+    return write(file, kind="Q8_0", changed=changed, vocab=len(byte_level()[0]), **options)
 
 
 def tokenizer_of(tmp_path, arch="llama", **changed):
-    """Returns the tokenizer of such a file."""
-    return jlade.load(write_with_tokenizer(tmp_path / "model.gguf", arch, **changed))[1]
+    """Returns the tokenizer of a file with these keys of a tokenizer."""
+    keys = keys_of_tokenizer(**changed)
+    vocab = max(len(byte_level()[0]), len(keys["tokenizer.ggml.tokens"]))
+    return jlade.load(write(tmp_path / "model.gguf", arch, changed=keys, vocab=vocab))[1]
 
 
 def divide(pieces, expression):
@@ -181,6 +178,13 @@ def sentence_piece():
     return tokens, types, scores
 
 
+def keys_of_sentence_piece(**changed):
+    """Returns keys of a tokenizer with the vocabulary of `sentence_piece`; `changed` replaces some."""
+    tokens, types, scores = sentence_piece()
+    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
+    return keys | {"bos_token_id": 1, "eos_token_id": 2} | changed
+
+
 def plain_sentence_piece(part, tokens, scores):
     """Returns the ids of a text without special tokens: the leftmost pair of the highest score is joined first."""
     symbols = list(part)
@@ -199,10 +203,9 @@ def plain_sentence_piece(part, tokens, scores):
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentence_piece_is_that_of_a_plain_implementation(prefix, tmp_path):
-    tokens, types, scores = sentence_piece()
-    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "pre": "default"}
-    keys |= {"bos_token_id": 1, "eos_token_id": 2, "merges": None} | ({} if prefix else {"add_space_prefix": False})
-    tokenizer = tokenizer_of(tmp_path, **keys)
+    tokens, _, scores = sentence_piece()
+    changed = {} if prefix else {"add_space_prefix": False}
+    tokenizer = tokenizer_of(tmp_path, **keys_of_sentence_piece(pre="default", **changed))
     for sample in [*TEXTS, *random_texts()]:
         expected = [1]  # by default
         for part in divide([sample], "<end>|<user>"):
@@ -217,10 +220,9 @@ def test_sentence_piece_is_that_of_a_plain_implementation(prefix, tmp_path):
 
 
 def test_runs_of_spaces_that_are_tokens_of_gemma(tmp_path):
-    tokens, types, scores = (list(of) for of in sentence_piece())
+    tokens, _, scores = (list(of) for of in sentence_piece())
     tokens[3] = "   "
-    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "add_space_prefix": False}
-    tokenizer = tokenizer_of(tmp_path, **keys, bos_token_id=1, eos_token_id=2, merges=None)
+    tokenizer = tokenizer_of(tmp_path, **keys_of_sentence_piece(tokens=tokens, add_space_prefix=False))
     expected = [1, *plain_sentence_piece("the", tokens, scores), 3, *plain_sentence_piece("▁there", tokens, scores)]
     assert tokenizer.encode("the    there").ids == expected
     assert text.decode(tokenizer, expected) == "the    there"
@@ -267,10 +269,9 @@ def test_end_tokens_are_those_of_llama_cpp(names, keys, left_out):
 
 @pytest.mark.parametrize("arch", ["phi3", "llama"])
 def test_special_tokens_of_phi_3_take_the_spaces_after_them(arch, tmp_path):
-    tokens, types, scores = sentence_piece()
-    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
+    tokens, _, scores = sentence_piece()
     sample, plain = "<user>\n the<s>\n", functools.partial(plain_sentence_piece, tokens=tokens, scores=scores)
-    tokenizer = tokenizer_of(tmp_path, arch=arch, **keys, bos_token_id=1, eos_token_id=2)
+    tokenizer = tokenizer_of(tmp_path, arch=arch, **keys_of_sentence_piece())
     first = plain("▁the" if arch == "phi3" else "▁\n▁the")
     assert tokenizer.encode(sample).ids == [1, 3, *first, 1, *plain("▁\n")]
 
@@ -304,9 +305,7 @@ def test_transformers_reads_the_same_tokenizer(kind, tmp_path):
     if kind == "byte-level":
         tokenizer = tokenizer_of(tmp_path, pre="gpt-2")  # transformers ignores the key
     else:
-        tokens, types, scores = sentence_piece()
-        keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
-        tokenizer = tokenizer_of(tmp_path, **keys, bos_token_id=1, eos_token_id=2, unknown_token_id=0)
+        tokenizer = tokenizer_of(tmp_path, **keys_of_sentence_piece(unknown_token_id=0))
     other = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for sample in TEXTS[:5]:
         assert other.encode(sample, add_special_tokens=False) == tokenizer.encode(sample, add_special_tokens=False).ids

@@ -13,7 +13,7 @@ from jlade.conversion import load_hf
 from jlade.conversion.hf_config import read_config
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
-from tests.conversion.test_huggingface import random_tensors, write_checkpoint
+from tests.conversion.hf_files import random_tensors, write_checkpoint
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 LLAMA_2 = LlamaConfig(32000, 4096, 11008, 32, 32, 32, 128, 4096, 1e-5, eos_ids=(2,))

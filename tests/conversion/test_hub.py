@@ -15,8 +15,7 @@ from jlade import cli
 from jlade.cli import generate, options
 from jlade.conversion import load_gguf, location
 from tests.conversion.gguf_files import write
-from tests.conversion.test_huggingface import DEMO
-from tests.conversion.test_round_trip import assert_equal
+from tests.conversion.hf_files import DEMO, assert_equal
 
 NAME, COMMIT = "someone/model", "c" * 40
 COPIES = [  # what many repositories have beside a checkpoint

@@ -1,60 +1,17 @@
 """Loading Hugging Face directories, intact and broken."""
 
 import json
-import pathlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-import jlade
 from jlade.conversion import load_hf
 from jlade.conversion.hf_config import read_config
 from jlade.models.rotary import Llama3Scaling
-
-DEMO = pathlib.Path(jlade.__file__).parent / "demo"
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 12,
-    "hidden_size": 8,
-    "intermediate_size": 10,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "eos_token_id": 2,
-}
-LAYER = {
-    "input_layernorm": (8,),
-    "self_attn.q_proj": (8, 8),
-    "self_attn.k_proj": (4, 8),
-    "self_attn.v_proj": (4, 8),
-    "self_attn.o_proj": (8, 8),
-    "post_attention_layernorm": (8,),
-    "mlp.gate_proj": (10, 8),
-    "mlp.up_proj": (10, 8),
-    "mlp.down_proj": (8, 10),
-}
-SHAPES = {
-    "model.embed_tokens.weight": (12, 8),
-    "model.norm.weight": (8,),
-    "lm_head.weight": (12, 8),
-    **{f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in LAYER.items()},
-}
-
-
-def random_tensors():
-    rng = np.random.default_rng(0)
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-
-
-def write_checkpoint(directory, tensors=None, **changes):
-    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
-    save_file(random_tensors() if tensors is None else tensors, directory / "model.safetensors")
-    return directory
+from tests.conversion.hf_files import CONFIG, DEMO, LAYER, SHAPES, assert_same_arrays, random_tensors, write_checkpoint
 
 
 def test_every_tensor_is_in_its_field(tmp_path):
@@ -256,8 +213,7 @@ def test_unknown_keys_change_no_tensor(tmp_path):
         params = load_hf(tmp_path, "float32")
     assert len(caught) == 1
     assert params.config == expected.config
-    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    assert_same_arrays(params, expected)
     with pytest.raises(ValueError, match=r"config\.json: strict=True refuses unknown keys: unheard_of, trainer$"):
         load_hf(tmp_path, strict=True)
 
@@ -303,21 +259,29 @@ def test_truncated_weights_are_refused(keep, tmp_path):
         load_hf(tmp_path)
 
 
-def test_missing_tensors_are_named(tmp_path):
-    tensors = random_tensors()
-    del tensors["model.layers.1.mlp.up_proj.weight"], tensors["lm_head.weight"]
-    message = r"2 tensors are missing: lm_head\.weight, model\.layers\.1\.mlp\.up_proj\.weight"
+FIRST, QUERY = "model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            dict.fromkeys(("model.layers.1.mlp.up_proj.weight", "lm_head.weight")),
+            r"2 tensors are missing: lm_head\.weight, model\.layers\.1\.mlp\.up_proj\.weight",
+        ),
+        ({f"{QUERY}.bias": np.ones(8, np.float32)}, rf"1 tensors are not of this model: {QUERY}\.bias"),
+        (
+            {FIRST: np.ones((10, 8), np.float32)},
+            rf"{FIRST} has shape \(10, 8\); config\.json implies \(8, 10\)",
+        ),
+        ({"model.norm.weight": np.ones(8, np.int8)}, r"norm\.weight is of type I8; accepted are F64, F32, F16, BF16"),
+    ],
+    ids=["missing", "unexpected", "shape", "type"],
+)
+def test_tensors_that_do_not_fit_are_named(changes, message, tmp_path):
+    tensors = {name: array for name, array in (random_tensors() | changes).items() if array is not None}
     with pytest.raises(ValueError, match=message):
         load_hf(write_checkpoint(tmp_path, tensors))
-
-
-def test_unexpected_tensors_are_named(tmp_path):
-    tensors = random_tensors() | {"model.layers.0.self_attn.q_proj.bias": np.ones(8, np.float32)}
-    with pytest.raises(ValueError, match=r"1 tensors are not of this model: model\.layers\.0\.self_attn\.q_proj\.bias"):
-        load_hf(write_checkpoint(tmp_path, tensors))
-
-
-FIRST, QUERY = "model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj"
 
 
 @pytest.mark.parametrize(
@@ -341,19 +305,6 @@ def test_the_cause_is_named_where_names_show_it(renamed, message, tmp_path):
         array = tensors.pop(old, np.ones(8, np.float32))
         tensors |= {} if new is None else {new: array}
     with pytest.raises(ValueError, match=message):
-        load_hf(write_checkpoint(tmp_path, tensors))
-
-
-def test_wrong_shapes_are_named(tmp_path):
-    tensors = random_tensors() | {"model.layers.0.mlp.down_proj.weight": np.ones((10, 8), np.float32)}
-    message = r"model\.layers\.0\.mlp\.down_proj\.weight has shape \(10, 8\); config\.json implies \(8, 10\)"
-    with pytest.raises(ValueError, match=message):
-        load_hf(write_checkpoint(tmp_path, tensors))
-
-
-def test_wrong_types_are_named(tmp_path):
-    tensors = random_tensors() | {"model.norm.weight": np.ones(8, np.int8)}
-    with pytest.raises(ValueError, match=r"model\.norm\.weight is of type I8; accepted are F64, F32, F16, BF16"):
         load_hf(write_checkpoint(tmp_path, tensors))
 
 

@@ -15,6 +15,8 @@ from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.memory import load_held
 from jlade.conversion.tensors import named_arrays
 from jlade.models.rotary import LongRopeScaling, YarnScaling, inverse_frequencies
+from tests.conversion.hf_files import change_config
+from tests.conversion.test_families import LLAMA_3, YARN
 from tests.models.test_families import SIZES, class_of
 from tests.models.test_llama import run_blocks
 from tests.models.test_more_families import CASES
@@ -32,29 +34,6 @@ def save(directory, family="Llama", changes=(), **arguments):
     shape = SIZES | WITHOUT_TOKENS | {"max_position_embeddings": 128, "initializer_range": 0.3}
     config = getattr(transformers, f"{family}Config")(**shape | dict(changes))
     class_of(config.model_type)(config).save_pretrained(directory, **arguments)
-
-
-def end_with(path, eos_token_id):
-    (path / "generation_config.json").unlink()  # beside which config.json's do not count
-    change(path, eos_token_id=eos_token_id)
-
-
-def change(directory, **keys):
-    """Sets keys of config.json, or removes those that are None."""
-    file = directory / "config.json"
-    config = json.loads(file.read_text()) | keys
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-
-
-def divide(directory, names=(), extra=()):
-    """Puts some tensors into a second file; the index also names `extra` tensors there."""
-    tensors = load_file(directory / SINGLE)
-    (directory / SINGLE).unlink()
-    files = {"a.safetensors": tensors.keys() - names, "b.safetensors": set(names)}
-    for file, held in files.items():
-        save_file({name: tensors[name] for name in held}, directory / file, metadata={"format": "pt"})
-    weight_map = {name: file for file, held in files.items() for name in held} | dict.fromkeys(extra, "b.safetensors")
-    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 def rewrite(directory, function):
@@ -78,62 +57,7 @@ def same_head(tensors):
     return tensors | {HEAD: tensors[EMBEDDING].copy()}
 
 
-def head_alone(tensors):
-    return {HEAD if name == EMBEDDING else name: array for name, array in tensors.items()}
-
-
-def without_prefix(tensors):
-    return {name.removeprefix("model."): array for name, array in tensors.items()}
-
-
-def with_prefix(tensors):
-    return {f"model.{name}" if name == HEAD else name: array for name, array in tensors.items()}
-
-
-def another_layer(tensors):
-    return tensors | {"model.layers.2.mlp.up_proj.weight": np.ones((48, 32), np.float32)}
-
-
-def index_of_missing_files(directory):
-    weight_map = dict.fromkeys(load_file(directory / SINGLE), "model-00001-of-00002.safetensors")
-    (directory / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-
-
-def index_of_the_file(directory):
-    (directory / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(directory / SINGLE), SINGLE)}))
-
-
 TIED = {"tie_word_embeddings": True}
-READ = {  # configuration, change of the directory, what is said
-    "tied, another head": (TIED, lambda path: rewrite(path, other_head), None),
-    "tied, a second copy": (TIED, lambda path: rewrite(path, same_head), None),
-    "tied, the head alone": (TIED, lambda path: rewrite(path, head_alone), None),
-    "tied, an index with an absent head": (TIED, lambda path: divide(path, {EMBEDDING}, {HEAD}), None),
-    "tied, files without prefix": (TIED, lambda path: rewrite(path, without_prefix), None),
-    "no prefix": ({}, lambda path: rewrite(path, without_prefix), None),
-    "a prefix of the head": ({}, lambda path: rewrite(path, with_prefix), None),
-    "an index of the file itself": ({}, index_of_the_file, None),
-    "an index of missing files": ({}, index_of_missing_files, "ignored is .*, whose files are not there: model-00001"),
-    "a layer too many": ({}, lambda path: rewrite(path, another_layer), "ignored 1 tensors of more layers than .*, 2:"),
-    "an end token beyond": ({}, lambda path: end_with(path, [3, 50]), "ignored end tokens that no text has"),
-    "a negative end token": ({}, lambda path: end_with(path, -1), r"eos_token_id is -1, and the vocabulary"),
-}
-
-
-@pytest.mark.parametrize("case", READ)
-def test_weights_are_those_that_transformers_reads(case, tmp_path):
-    config, changed, said = READ[case]
-    save(tmp_path, changes=config)
-    changed(tmp_path)
-    if said is None:
-        params = load_hf(tmp_path, "float32", strict=True)
-    else:
-        with pytest.warns(UserWarning, match=said):
-            params = load_hf(tmp_path, "float32")
-        with pytest.raises(ValueError, match="strict=True refuses"):
-            load_hf(tmp_path, "float32", strict=True)
-    assert_same(params, transformers.AutoModelForCausalLM.from_pretrained(tmp_path))
-    assert all(0 <= token < 50 for token in params.config.eos_ids)
 
 
 def test_a_head_of_its_own_stays_through_every_format(tmp_path):
@@ -159,12 +83,10 @@ def test_a_head_of_its_own_is_taken_from_a_model_in_memory(tmp_path):
 def test_two_checkpoints_in_a_directory_are_refused(indexed, tmp_path):
     save(tmp_path)
     tensors = load_file(tmp_path / SINGLE)
-    divide(tmp_path)
-    (tmp_path / "b.safetensors").unlink()
-    if indexed == "both":
-        weight_map = {name: SINGLE if name == HEAD else "a.safetensors" for name in tensors}
-        (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    save_file(tensors, tmp_path / SINGLE)
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    head_file = SINGLE if indexed == "both" else "a.safetensors"
+    weight_map = {name: head_file if name == HEAD else "a.safetensors" for name in tensors}
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     message = rf"two checkpoints, {SINGLE} and that of {INDEX}, with a\.safetensors: remove one of them"
     with pytest.raises(ValueError, match=message):
         load_hf(tmp_path)
@@ -195,19 +117,17 @@ def test_auto_is_the_dtype_of_transformers(written, tmp_path):
         return {name: array if "norm" in name else array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
 
     rewrite(tmp_path, half)
-    change(tmp_path, dtype=written)
+    change_config(tmp_path, dtype=written)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     params = load_hf(tmp_path, "auto", strict=True)
     assert f"torch.{params.norm.dtype}" == f"torch.{params.embedding.dtype}" == str(model.dtype)
     assert params.norm.dtype == jnp.dtype(written or "bfloat16")
     assert_same(params, model)
-    change(tmp_path, dtype="float8_e4m3fn")
+    change_config(tmp_path, dtype="float8_e4m3fn")
     with pytest.raises(ValueError, match=r"config\.json: dtype is 'float8_e4m3fn'; supported are float32, bfloat16,"):
         load_hf(tmp_path, "auto")
 
 
-LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [9.0] * 4}
 ROTATIONS = {  # keys of config.json, the keys that are ignored
     "llama3 of all positions": ({"rope_scaling": LLAMA_3, "rope_theta": 5e3}, ()),
@@ -265,38 +185,6 @@ def test_longrope_of_a_llama_has_the_logits_of_transformers(tmp_path):
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
         expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
     np.testing.assert_allclose(run_blocks(params, tokens, [32]), expected, atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "message"),
-    [
-        (
-            "llama",
-            {"rope_parameters": YARN, "rope_scaling": LLAMA_3},
-            "rope_scaling is .* and rope_parameters is",
-        ),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN},
-            "rope_scaling is .* and rope_parameters is .*: remove one of them, or make them equal",
-        ),
-        ("qwen3", {"rope_parameters": {"full_attention": YARN}}, "rope_parameters must be one object for all layers"),
-        ("gemma3_text", {"rope_parameters": YARN}, "rope_parameters must be an object for each type of layers, got"),
-        ("gemma3_text", {"rope_scaling": {"full_attention": YARN}}, "rope_scaling must be one object for all layers"),
-        (
-            "olmo3",
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_scaling must have rope_type in the place of",
-        ),
-        ("llama", {"is_causal": False}, "is_causal is False; supported is True"),
-        ("llama", {"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'; supp"),
-    ],
-    ids=str,
-)
-def test_settings_that_contradict_are_refused(family, changes, message, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": family} | changes))
-    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
-        read_config(tmp_path)
 
 
 def test_the_base_of_olmo_3_is_that_of_layers_without_a_window(tmp_path):

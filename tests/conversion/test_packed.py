@@ -16,6 +16,7 @@ from jlade.conversion.weight_files import read_header
 from jlade.models.architecture import DELTA, Latent, Recurrence
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig, init_params
+from tests.conversion.hf_files import assert_same_arrays, change_config
 from tests.stress.checkpoints import FP4, GROUP, in_integers, of_compressed
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, slow_but
@@ -173,8 +174,7 @@ def write(directory, name, seed=0, **changes):
         own, values[full] = write_matrix(rng, module, *tensors.pop(full).shape)
         tensors |= {key: np.ascontiguousarray(array) for key, array in own.items()}
     save_file(tensors, file, {"format": "pt"})
-    content = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(content | {"quantization_config": settings}))
+    change_config(directory, quantization_config=settings)
     return values
 
 
@@ -187,17 +187,22 @@ def matrices(params):
     }
 
 
+def assert_values(params, expected):
+    """Asserts that the matrices of the layers have these values; those in few bits have [in, out]."""
+    for name, matrix in matrices(params).items():
+        found = matrix.values().T if isinstance(matrix, GroupedMatrix) else matrix
+        np.testing.assert_array_equal(found, expected[name], err_msg=name)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_those_of_the_formula(name, tmp_path):
     expected = write(tmp_path / "model", name)
-    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
-        np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
+    assert_values(load_hf(tmp_path / "model", "float32", strict=True), expected)
     if (bits := CASES[name][1]) is None:
         return
-    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True, bits=bits)).items():
-        assert isinstance(matrix, GroupedMatrix)
-        assert matrix.weight.dtype == ("uint8" if bits == 4 else "int8")
-        np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
+    params = load_hf(tmp_path / "model", "float32", strict=True, bits=bits)
+    assert {matrix.weight.dtype for matrix in matrices(params).values()} == {"uint8" if bits == 4 else "int8"}
+    assert_values(params, expected)
 
 
 @pytest.mark.parametrize("name", ["awq", *[slow(name) for name in CASES if CASES[name][1] and name != "awq"]])
@@ -228,8 +233,7 @@ def test_act_order_is_read_and_rounded_again(matrix_of, settings, number, tmp_pa
     """And blocks that end within rows."""
     monkeypatch.setitem(CASES, "act-order", (matrix_of, 4, settings))
     expected = write(tmp_path / "model", "act-order")
-    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
-        np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
+    assert_values(load_hf(tmp_path / "model", "float32", strict=True), expected)
     with pytest.warns(
         UserWarning, match=f"rounded again are {number} matrices whose groups are not of as many adjacent inputs"
     ):
@@ -268,10 +272,7 @@ def test_arrays_are_those_of_a_model_in_floating_point(model_type, tmp_path):
     save_file(load_file(file) | {name: np.ascontiguousarray(array) for name, array in values.items()}, file)
     expected = load_hf(tmp_path / "dense", "float32", strict=True)
     for mesh in (None, jlade.make_mesh(model=2)):
-        for array, wanted in zip(
-            jax.tree.leaves(load_hf(tmp_path / "model", "float32", mesh=mesh)), jax.tree.leaves(expected), strict=True
-        ):
-            np.testing.assert_array_equal(array, wanted)
+        assert_same_arrays(load_hf(tmp_path / "model", "float32", mesh=mesh), expected)
         kept = load_hf(tmp_path / "model", "float32", bits=4, mesh=mesh)
         number = 0
         for layer, of_dense in zip(kept.layers, expected.layers, strict=True):
@@ -291,7 +292,7 @@ def test_devices_divide_groups(name, tmp_path):
     for full, matrix in matrices(params).items():
         divided = full.endswith(("o_proj.weight", "down_proj.weight"))
         assert matrix.scale.shape[0] == (2 if divided else 1)
-        np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
+    assert_values(params, expected)
 
 
 STATE = "weight.quant_state.bitsandbytes__nf4"

@@ -15,8 +15,8 @@ from jlade.conversion.huggingface import headers_of, loaded_shapes
 from jlade.models.grouped import is_grouped
 from jlade.models.quantization import is_int8, quantize
 from tests.conversion.gguf_files import convert, write
+from tests.conversion.hf_files import assert_equal, assert_same_arrays
 from tests.conversion.test_gguf import WIDE, halves_apart, reference
-from tests.conversion.test_round_trip import assert_equal
 from tests.conversion.test_sharded import assert_placed
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow
@@ -37,12 +37,6 @@ def dequantized(params):
         return jnp.asarray(values(leaf)) if is_grouped(leaf) else leaf
 
     return jax.tree.map(dense, params, is_leaf=is_grouped)
-
-
-def assert_same_arrays(matrix, expected):
-    for got, wanted in zip(jax.tree.leaves(matrix), jax.tree.leaves(expected), strict=True):
-        assert got.dtype == wanted.dtype
-        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from jlade.conversion.tensors import named_arrays
 from jlade.conversion.weight_files import StoredTensor
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
-from tests.conversion.test_huggingface import DEMO, write_checkpoint
+from tests.conversion.hf_files import DEMO, assert_equal, change_config, write_checkpoint
 from tests.models.test_llama import run_blocks
 
 SHAPE = LlamaConfig(12, 8, 10, 2, 4, 2, 2, 64, eos_ids=(3, 4))
@@ -47,13 +47,6 @@ def stored(directory):
     for file in sorted(directory.glob("*.safetensors")):
         arrays |= load_file(file)
     return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
-
-
-def assert_equal(params, expected):
-    assert params.config == expected.config
-    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
-        assert got.dtype == wanted.dtype
-        assert np.asarray(got).tobytes() == np.asarray(wanted).tobytes()
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -177,8 +170,7 @@ def test_arrays_that_are_not_those_of_config_json_are_refused(changes, message, 
 
 def test_the_stored_dtype_is_that_of_the_arrays_besides_int8(own):
     directory, _ = own
-    config = read_json(directory / "config.json")
-    (directory / "config.json").write_text(json.dumps(config | {"torch_dtype": None}))
+    change_config(directory, torch_dtype=None)
     assert conversion.load(directory, "auto").norm.dtype == jnp.bfloat16
 
 
