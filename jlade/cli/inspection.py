@@ -29,7 +29,7 @@ from jlade.costs import memory as memory_lib
 from jlade.errors import check_int
 from jlade.generation import chat_template, placement, tokenizer_files
 from jlade.inspection import sequences
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import names
 from jlade.lookahead.names import label

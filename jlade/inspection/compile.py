@@ -21,14 +21,14 @@ from jlade.generation.options import Options, unknown
 from jlade.generation.prompts import NO_PROMPT
 from jlade.generation.text import Tokenizer
 from jlade.generation.tokenizer_files import load_tokenizer
-from jlade.inspection import model as model_lib
 from jlade.inspection import targets
+from jlade.inspection.model_programs import Source, find_model, shapes_of
 from jlade.models.llama import Llama, LlamaParams
 
 
 @mesh_lib.without_ambient_mesh()
 def compile(
-    model: model_lib.Source,
+    model: Source,
     output: str | os.PathLike[str],
     device: str = "cpu",
     *,
@@ -87,7 +87,7 @@ def compile(
 
 @mesh_lib.without_ambient_mesh()
 def compile_engine(
-    model: model_lib.Source,
+    model: Source,
     output: str | os.PathLike[str],
     device: str = "cpu",
     *,
@@ -134,7 +134,7 @@ class _Found(NamedTuple):
         """Returns the decoder with its implementations for the device."""
         decoder = Llama(self.params.config, attention, experts, kv_dtype=kv_dtype)
         with jax.default_device(self.target if self.is_attached else None):
-            return model_lib.resolved(decoder, self.params, self.target, self.is_attached)
+            return decoder.on(self.params, absent=None if self.is_attached else self.target)
 
 
 def _check(users: str, options: dict[str, Any], accepted: set[str], output: str | os.PathLike[str]) -> None:
@@ -146,11 +146,11 @@ def _check(users: str, options: dict[str, Any], accepted: set[str], output: str 
         raise ValueError(f"output must not exist yet, got {os.fspath(output)!r}")
 
 
-def _find(model: model_lib.Source, device: str, dtype: Any, bits: int | None, capacity: int = 2) -> _Found:
-    directory, config = model_lib.find(model, dtype, bits, capacity)
+def _find(model: Source, device: str, dtype: Any, bits: int | None, capacity: int = 2) -> _Found:
+    directory, config = find_model(model, dtype, bits, capacity)
     if directory is None:
         tokenizer = text.tokenizer_of(model)
     elif (tokenizer := load_tokenizer(directory, strict=False)) is not None:
         config = stop_strings.end_tokens(config, tokenizer)
     (target, *_), is_attached = targets.find(device)
-    return _Found(model_lib.shapes(model, directory, config, dtype, bits, target), tokenizer, target, is_attached)
+    return _Found(shapes_of(model, directory, config, dtype, bits, target), tokenizer, target, is_attached)

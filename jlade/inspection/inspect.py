@@ -3,7 +3,6 @@
 import bisect
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,15 +14,14 @@ from jlade.costs import memory as memory_lib
 from jlade.costs.estimate import Rates
 from jlade.decoding.state import CHUNKS
 from jlade.errors import check_int
-from jlade.inspection import model as model_lib
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms, Source, find_model, shapes_of
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
 from jlade.models import kv_rounding, quantization, sharding
-from jlade.models.llama import Llama, LlamaParams
+from jlade.models.llama import Llama
 
 
 class ProgramMemory(NamedTuple):
@@ -139,7 +137,7 @@ class Inspection:
 
 @mesh_lib.without_ambient_mesh()
 def inspect(
-    model: LlamaParams | str | os.PathLike[str],
+    model: Source,
     device: str,
     *,
     dtype: Any = None,
@@ -182,7 +180,7 @@ def inspect(
     """
     check_int("batch_size", batch_size, 1)
     kv_rounding.check(kv_dtype)
-    directory, config = model_lib.find(model, dtype, bits, capacity)
+    directory, config = find_model(model, dtype, bits, capacity)
     sizes = {} if mesh is None else mesh
     for name, size in sizes.items():
         if name not in mesh_lib.AXES:
@@ -193,9 +191,9 @@ def inspect(
     devices, is_attached = targets.find(device, math.prod(sizes.values()))
     target = devices[0]
     divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
-    params = model_lib.shapes(model, directory, config, dtype, bits, target, divided)
+    params = shapes_of(model, directory, config, dtype, bits, target, divided)
     decoder = Llama(config, attention, experts, kv_dtype=kv_dtype)
-    decoder = model_lib.resolved(decoder, params, target, is_attached, divided)
+    decoder = decoder.on(params, divided, None if is_attached else target)
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
         lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)

@@ -17,7 +17,7 @@ from jlade.engine.pool import Pool
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import EOS_SLOTS
 from jlade.inspection import targets
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import DATA
 
 MOST = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes

@@ -33,7 +33,6 @@ from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
-from jlade.models.implementations import Implementations
 from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
 from jlade.models.per_layer import PerLayer
 from jlade.models.quantization import dense_shape, is_quantized
@@ -213,9 +212,8 @@ class Llama:
 
     def __post_init__(self) -> None:
         kv_rounding.check(self.kv_dtype)
-        attention.check_implementation(self.attention)
-        experts.check_implementation(self.experts)
-        products.check_implementation(self.products)
+        for kernels in (attention.KERNELS, experts.KERNELS, products.KERNELS):
+            kernels.check(getattr(self, kernels.subject))
 
     def __repr__(self) -> str:
         """Names what the time of a step depends on: tuned settings are stored under it."""
@@ -224,7 +222,7 @@ class Llama:
         others += "" if self.kv_dtype is None else f", kv_dtype={self.kv_dtype!r}"
         return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{others})"
 
-    def on(self, params: Any, mesh: Mesh | None = None) -> Self:
+    def on(self, params: Any, mesh: Mesh | None = None, absent: jax.Device | None = None) -> Self:
         """Returns the decoder for the device that holds `params`, or for those of a mesh, with kernels resolved.
 
         "auto" may try a kernel, which takes seconds, on the device of concrete parameters. It takes the remembered
@@ -234,22 +232,17 @@ class Llama:
         Args:
           params: the parameters.
           mesh: a result of `jlade.models.sharding.mesh_for`.
+          absent: a device that is not attached and takes the place of that of `params`: "auto" is its kernel if that
+            can run, as if it had passed its trial.
 
         Raises:
           ValueError: `attention`, `experts` or `products` names a kernel that cannot run there.
         """
         if mesh is not None:
             self = dataclasses.replace(self, axes=MODEL if mesh_lib.size(mesh, *MODEL) > 1 else ())
-        self = dataclasses.replace(self, pads=mesh_lib.device_of(params, mesh).platform == "cpu")
-
-        chosen = Implementations(self.attention, self.experts, self.products)
-
-        def cache_dtype() -> Any:
-            unrounded = dataclasses.replace(self, kv_dtype=None)
-            return base.cache_shapes(unrounded, params, 1, 1).keys[0].dtype
-
-        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh, self.kv_dtype)
-        return dataclasses.replace(self, **found._asdict())
+        pads = (absent or mesh_lib.device_of(params, mesh)).platform == "cpu"
+        chosen: dict[str, Any] = implementations.resolve(self, params, mesh, absent)
+        return dataclasses.replace(self, pads=pads, **chosen)
 
     @property
     def vocab_size(self) -> int:

@@ -17,14 +17,12 @@ from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
 from jlade.drafts import pool as ngram_pool
-from jlade.inspection import compiled, model, targets
+from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
-from jlade.inspection.programs import ModelPrograms
-from jlade.models import implementations
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.models.architecture import Latent
-from jlade.models.implementations import Implementations
 from jlade.models.llama import Llama, LlamaConfig
 from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
@@ -106,7 +104,7 @@ def steps(name, config, setting, capacity=1024, **options):
     """
     (target,), is_attached = targets.find(name)
     params = param_shapes(config, jnp.bfloat16)
-    decoder = model.resolved(Llama(config, **options), params, target, is_attached)
+    decoder = Llama(config, **options).on(params, absent=None if is_attached else target)
     programs = ModelPrograms(params, decoder, target, batch_size=1, capacity=capacity)
     found = [programs.loops(programs.decoding(each), each, each.block_size)[-1] for each in (setting, PLAIN)]
     return decoder.attention, found
@@ -200,9 +198,9 @@ def test_prompts_are_read_into_such_caches_too(name, config, options):
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_steps_read_and_write_pages_in_place(name):
     """The rows of an engine, with a kernel of attention."""
-    params, chosen = param_shapes(QWEN, jnp.bfloat16), Implementations("auto", "auto", "auto")
+    params = param_shapes(QWEN, jnp.bfloat16)
     (target,), _ = targets.find(name)
-    decoder = Llama(QWEN, *implementations.resolve_unattached(QWEN, chosen, params, target, None))
+    decoder = Llama(QWEN).on(params, absent=target)
     assert decoder.attention != "plain"
     programs = ModelPrograms(params, decoder, target, batch_size=2, capacity=1024, page_size=128)
     loop = programs.loops(programs.decoding(BOTH), BOTH, BOTH.block_size)[-1]

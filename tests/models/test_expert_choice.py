@@ -13,7 +13,7 @@ import pytest
 from jlade import mesh as mesh_lib
 from jlade.models import experts as experts_lib
 from jlade.models import trial
-from jlade.models.experts import Experts, ExpertShape, hopper, mix, resolve, resolve_unattached, ways
+from jlade.models.experts import KERNELS, Experts, ExpertShape, hopper, mix, ways
 from jlade.models.experts.contest import prepare
 from jlade.models.llama import Llama, init_params, quantize
 from tests.models.attention.test_attend import AMPERE, CPU, HOPPER, TPU
@@ -104,13 +104,13 @@ def test_a_program_has_all_layers_with_changing_experts(has_gates):
 )
 def test_auto_takes_the_kernel_where_it_runs_and_passes(device, changes, chosen, monkeypatch):
     shape = SHAPE._replace(**changes)
-    assert resolve_unattached("auto", device, shape) == chosen
+    assert KERNELS.resolve("auto", device, [shape], is_attached=False) == chosen
     for passes in (True, False):
         monkeypatch.setattr(trial, "passes", lambda *arguments, passes=passes: passes)
-        assert resolve("auto", device, shape) == (chosen if passes else "plain")
-    assert resolve("plain", device, shape) == "plain"
+        assert KERNELS.resolve("auto", device, [shape]) == (chosen if passes else "plain")
+    assert KERNELS.resolve("plain", device, [shape]) == "plain"
     if chosen == "gpu":
-        assert resolve("gpu", device, shape) == "gpu"
+        assert KERNELS.resolve("gpu", device, [shape]) == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_auto_takes_the_kernel_where_it_runs_and_passes(device, changes, chosen,
 )
 def test_a_kernel_that_cannot_run_is_refused(device, changes, version, message, monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", version)
-    for choose in (resolve, resolve_unattached):
+    for is_attached in (True, False):
         with pytest.raises(ValueError, match=message):
-            choose("gpu", device, SHAPE._replace(**changes))
+            KERNELS.resolve("gpu", device, [SHAPE._replace(**changes)], is_attached=is_attached)
 
 
 def test_unknown_implementations_are_refused():
@@ -163,7 +163,7 @@ def test_a_decoder_asks_for_a_trial_of_its_experts(on_hopper):
     assert (subject, kernel, device, may_run) == ("experts", "gpu", HOPPER, True)
     assert shape == ExpertShape(8, 3, 128, 64, "bfloat16")
     assert str(shape) == "8 experts of 128 x 64, 3 for a token, bfloat16"
-    assert [run.keywords["name"] for run in prepared.args[:2]] == ["gpu", "plain"]
+    assert [run.keywords["implementation"] for run in prepared.args[:2]] == ["gpu", "plain"]
     assert jax.eval_shape(lambda: params).decoder.experts == "gpu"
     assert on_hopper[-1][-1] is False
     assert Llama(params.config, experts="plain").on(params).experts == "plain"

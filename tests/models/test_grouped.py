@@ -141,28 +141,32 @@ def test_what_a_kernel_does_not_take_is_multiplied_without_it():
 
 
 def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):
-    calls = []
+    calls, kernels = [], products.KERNELS
     monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
     device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA A100")
     shape = MatrixShape(128, 256, 64, 4, False, False, False, "bfloat16")
     small = MatrixShape(128, 256, 8, 4, False, False, True, "bfloat16")  # which the kernel does not take
-    assert products.resolve("auto", device, [shape, small]) == "gpu"
+    assert kernels.resolve("auto", device, [shape, small]) == "gpu"
     ((subject, kernel, _, tried, prepared, may_run),) = calls
     assert (subject, kernel, tried, may_run) == ("products", "gpu", shape, True)
     assert str(shape) == "128 x 256 in 4 bits with groups of 64, bfloat16"
     assert [run.keywords["implementation"] for run in prepared.args[:2]] == ["gpu", "plain"]
-    assert products.resolve("auto", device, [small]) == products.resolve_unattached("auto", device, [small]) == "plain"
-    assert products.resolve("auto", jax.devices()[0], [shape]) == products.resolve("plain", device, [shape]) == "plain"
-    assert products.resolve_unattached("auto", device, [small, shape]) == "gpu"
+    assert (
+        kernels.resolve("auto", device, [small])
+        == kernels.resolve("auto", device, [small], is_attached=False)
+        == "plain"
+    )
+    assert kernels.resolve("auto", jax.devices()[0], [shape]) == kernels.resolve("plain", device, [shape]) == "plain"
+    assert kernels.resolve("auto", device, [small, shape], is_attached=False) == "gpu"
     with pytest.raises(ValueError, match=r"products 'tpu' needs a TPU, and the device is NVIDIA A100; choose 'auto'"):
-        products.resolve("tpu", device, [shape])
+        kernels.resolve("tpu", device, [shape])
     with pytest.raises(ValueError, match=r"products 'gpu' needs outputs of a multiple of 64"):
-        products.resolve("gpu", device, [small])
+        kernels.resolve("gpu", device, [small])
     with pytest.raises(ValueError, match=r"products must be one of .*; got 'cpu'"):
         Llama(tiny_llama().config, products="cpu")
     assert len(calls) == 1
     monkeypatch.setattr(trial, "passes", lambda subject, kernel, device, shape, *rest: not shape.has_levels)
-    assert products.resolve("auto", device, [shape, shape._replace(has_levels=True)]) == "plain"
+    assert kernels.resolve("auto", device, [shape, shape._replace(has_levels=True)]) == "plain"
     params = llama.quantize(tiny_llama(), 4)
     assert params.decoder.products == "plain"
     assert tiny_llama().decoder.products == "auto"

@@ -22,6 +22,7 @@ from jlade import mesh as mesh_lib
 from jlade.models import attention, trial
 from jlade.models.attention import Variation, contest, tpu
 from jlade.models.attention.contest import HeadShape
+from jlade.models.kernels import Kernels
 from jlade.models.llama import Llama
 from jlade.models.trial import Outcome, TrialKey
 from tests.models.attention.test_attend import TPU
@@ -420,7 +421,7 @@ def test_a_decoder_of_tracers_or_on_several_devices_is_plain(on_tpu, monkeypatch
 
 
 def test_nothing_happens_on_a_cpu(monkeypatch, cache_directory):
-    monkeypatch.setattr(attention, "resolve", pytest.fail)
+    monkeypatch.setattr(Kernels, "resolve", pytest.fail)
     monkeypatch.setattr(jax, "eval_shape", pytest.fail)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -13,7 +13,7 @@ import pytest
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.models import trial
-from jlade.models.attention import Operands, attend, plain, resolve, tpu
+from jlade.models.attention import KERNELS, HeadShape, Operands, attend, plain, tpu
 from jlade.models.llama import Llama
 from tests.tiny import slow, tiny_llama
 
@@ -212,6 +212,10 @@ def test_gpus_hold_a_part_of_the_scores_of_long_texts():
     assert max(math.prod(map(int, shape.split("x"))) for shape in shapes) == plain.SCORES
 
 
+def resolve(implementation, device, dtype, head_dim):
+    return KERNELS.resolve(implementation, device, [HeadShape(4, 2, head_dim, jnp.dtype(dtype).name)])
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "head_dim", "chosen"),
     [
@@ -229,15 +233,15 @@ def test_gpus_hold_a_part_of_the_scores_of_long_texts():
 def test_auto_takes_a_kernel_where_it_runs_and_passes(device, dtype, head_dim, chosen, monkeypatch):
     for passes in (True, False):
         monkeypatch.setattr(trial, "passes", lambda *arguments, passes=passes: passes)
-        assert resolve("auto", device, dtype, 4, 2, head_dim) == (chosen if passes else "plain")
+        assert resolve("auto", device, dtype, head_dim) == (chosen if passes else "plain")
     if chosen != "plain":
-        assert resolve(chosen, device, dtype, 4, 2, head_dim) == chosen
+        assert resolve(chosen, device, dtype, head_dim) == chosen
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
 @pytest.mark.parametrize("implementation", ["auto", "plain"])
 def test_plain_runs_everywhere_and_absent_devices_try_no_kernel(implementation, device):
-    assert resolve(implementation, device, jnp.bfloat16, 4, 2, 128) == "plain"
+    assert resolve(implementation, device, jnp.bfloat16, 128) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -259,7 +263,7 @@ def test_plain_runs_everywhere_and_absent_devices_try_no_kernel(implementation, 
 def test_choices_that_cannot_run_are_refused(implementation, device, dtype, head_dim, version, message, monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", version)
     with pytest.raises(ValueError, match=message):
-        resolve(implementation, device, dtype, 4, 2, head_dim)
+        resolve(implementation, device, dtype, head_dim)
 
 
 def test_unknown_implementations_are_refused_everywhere():
