@@ -1,5 +1,6 @@
-"""The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes and collectives."""
+"""The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes, collectives and memory."""
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from jlade.models.quantization import dense_shape, is_quantized
 from jlade.vocabulary import VocabularyShard
 
 FLOAT32 = 8  # times the arithmetic of bfloat16: six passes on TPUs, and up to 16 times the time on GPUs
+CHUNK = 512  # tokens of a prompt that are read at once
+PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
 
 
@@ -135,6 +138,19 @@ class Work(NamedTuple):
         return sum(part.flops for part in self.parts)
 
 
+class MemoryEstimate(NamedTuple):
+    """Bytes of a device's memory. `temporary` is an allowance: compilers decide it."""
+
+    weights: int
+    cache: int
+    pool: int  # and the states of other sources of drafts
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
 def shard(params: LlamaParams, model: int, kv_dtype: str | None = None) -> Shard:
     """Returns the part of a model on each of `model` devices, which `jlade.models.sharding.can_divide` accepts.
 
@@ -201,6 +217,31 @@ def work(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: 
         logits_bytes=logits_bytes,
         collectives=_collectives(shard, layout, setting, sequences),
     )
+
+
+def memory(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: int, capacity: int) -> MemoryEstimate:
+    """Returns the memory of a device. Arguments are those of `work`."""
+    c, sequences = shard.config, batch_size // layout.data
+    _, outputs = share_size(setting, layout.lookahead)
+    inner = max(c.intermediate_size, c.dense_size) // layout.model
+    if c.num_experts:  # the tokens of each expert, in and out
+        inner += 2 * c.experts_per_token * (c.expert_width + c.expert_size)
+    chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
+    if c.recurrence is not None and c.recurrence.has_memory:  # products of each two tokens of a chunk
+        chunk += round(4 * 4 * CHUNK**2 * c.recurrence.value_heads * shard.recurrent_share)
+    return MemoryEstimate(
+        weights=shard.num_bytes,
+        cache=sequences * cache_bytes(shard, capacity),
+        pool=sequences * _source_bytes(setting, c.vocab_size),
+        temporary=PROGRAM + sequences * (chunk + 4 * outputs * shard.vocab_size),
+    )
+
+
+@functools.cache
+def _source_bytes(setting: LookaheadConfig, vocab_size: int) -> int:
+    """Returns the bytes of the states of the sources of drafts of a sequence. They are whole on each device."""
+    states = jax.eval_shape(Sources.of(setting, VocabularyShard(vocab_size)).empty)
+    return sum(state.size * state.dtype.itemsize for state in jax.tree.leaves(states))
 
 
 def cache_bytes(shard: Shard, capacity: int) -> int:

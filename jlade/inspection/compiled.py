@@ -1,10 +1,10 @@
-"""Facts about the loops of a compiled program: copies, kernels, loops that the host drives, and the time of a round.
+"""Facts about a compiled program: its memory, and of its loops copies, kernels, host loops and the time of a round.
 
 On the text of any device's program, which `jlade.inspection.targets` compiles without the device.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jlade.costs.estimate import Rates, Time, time
 from jlade.inspection.hlo import Instruction, Module
@@ -18,6 +18,21 @@ MOVES = frozenset(
     ]
 )
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+class Needs(NamedTuple):
+    """Bytes that a compiled program needs. Outputs in an argument's memory are not counted."""
+
+    arguments: int
+    outputs: int
+    temporary: int
+
+    @classmethod
+    def of(cls, program: Any) -> "Needs":
+        """Returns those of a `jax.stages.Compiled`."""
+        stats = program.memory_analysis()
+        outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return cls(stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes)
 
 
 class Sizes(NamedTuple):

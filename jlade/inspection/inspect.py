@@ -9,13 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.costs import choice
-from jlade.costs import memory as memory_lib
+from jlade.costs import choice, devices
 from jlade.costs.estimate import Rates
 from jlade.decoding.state import CHUNKS
 from jlade.errors import check_int
 from jlade.inspection import sequences, targets
-from jlade.inspection.compiled import Loop
+from jlade.inspection.compiled import Loop, Needs
 from jlade.inspection.model_programs import ModelPrograms, Source, find_model, shapes_of
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
@@ -188,9 +187,9 @@ def inspect(
         check_int(f"mesh[{name!r}]", size, 1)
     if batch_size % sizes.get(DATA, 1):
         raise ValueError(f"batch_size must be a multiple of data={sizes[DATA]} in mesh, got {batch_size}")
-    devices, is_attached = targets.find(device, math.prod(sizes.values()))
-    target = devices[0]
-    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
+    found, is_attached = targets.find(device, math.prod(sizes.values()))
+    target = found[0]
+    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=found))
     params = shapes_of(model, directory, config, dtype, bits, target, divided)
     decoder = Llama(config, attention, experts, kv_dtype=kv_dtype)
     decoder = decoder.on(params, divided, None if is_attached else target)
@@ -198,10 +197,8 @@ def inspect(
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
         lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
-    programs, limit = (
-        ModelPrograms(params, decoder, target, batch_size, capacity, divided, rates),
-        memory_lib.of_device(device),
-    )
+    programs = ModelPrograms(params, decoder, target, batch_size, capacity, divided, rates)
+    limit = devices.memory_of(device)
     inspection = Inspection(
         device=device,
         device_kind=target.device_kind,
@@ -247,7 +244,7 @@ def _described(found: Inspection, programs: ModelPrograms, is_attached: bool) ->
 
 def _memory(limit: int, programs: ModelPrograms, compiled: Sequence[Any]) -> ProgramMemory:
     """Returns the memory that compiled programs need; the last of them decodes."""
-    needs = [memory_lib.Needs.of(program) for program in compiled]
+    needs = [Needs.of(program) for program in compiled]
     needed, weights = max(map(sum, needs)), mesh_lib.num_bytes(programs.placed_params())
     cache = mesh_lib.num_bytes(programs.arguments(PLAIN)[2].cache)
     per_token = (needed - weights - cache) / programs.capacity

@@ -8,7 +8,6 @@ import numpy as np
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
-from jlade.costs.memory import Needs
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
@@ -17,6 +16,7 @@ from jlade.engine.pool import Pool
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import EOS_SLOTS
 from jlade.inspection import targets
+from jlade.inspection.compiled import Needs
 from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import DATA
 
