@@ -121,15 +121,6 @@ class LlamaLayer:
     value_up: jax.Array | None = None  # [H * V, R], for values of V elements
 
     @property
-    def projections(self) -> latent.Projections | None:
-        """The matrices of a latent, None for layers without."""
-        if self.key_down is None:
-            return None
-        of_queries = self.query_down, self.query_down_norm, self.query
-        of_keys: tuple[Any, ...] = self.key_down, self.key_down_norm, self.key_up, self.value_up
-        return latent.Projections(*of_queries, *of_keys)
-
-    @property
     def experts(self) -> Experts | None:
         """The experts, None for layers without."""
         if self.expert_up is None:
@@ -325,9 +316,6 @@ class Llama:
         hidden = scale(embed(params.embedding, c.vocab_size), factor)
         rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
-        run = functools.partial(
-            _layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes, kv_dtype=self.kv_dtype
-        )
         tree = None if c.recurrence is None else recurrent.ancestry(block_mask, c.recurrence.taps)
         own_inputs: Sequence[jax.Array | None] = [None] * c.num_layers
         if params.per_layer is not None:
@@ -343,16 +331,14 @@ class Llama:
                 table = cache.table if window is None else None
                 prefix, earlier = (*cached[source], cache.length, table), padded.get(source)
                 context = prefix, block_mask, positions, earlier, own, states.get(i)
-                hidden, kept, of_state = run(layer, hidden, rotation, scales, *context, window=window)
+                hidden, kept, of_state = _layer(layer, hidden, rotation, scales, *context, decoder=self, window=window)
                 if source == i:
                     padded[i] = kept
                     kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
             elif i in states:
-                hidden, of_state = _recurrent_layer(
-                    layer, hidden, *states[i], config=c, experts=self.experts, axes=self.axes
-                )
+                hidden, of_state = _recurrent_layer(layer, hidden, *states[i], decoder=self)
             else:
-                hidden, of_state = _mlp_layer(layer, hidden, config=c, experts=self.experts, axes=self.axes), None
+                hidden, of_state = _mlp_layer(layer, hidden, decoder=self), None
             if of_state is not None:
                 kept_of_states.append(tuple(array[:, :block_size] for array in of_state if array is not None))
         return hidden[:, :block_size], [*kept_of_layers, *kept_of_states]
@@ -384,7 +370,7 @@ class Llama:
         )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "kv_dtype", "window"))
+@functools.partial(jax.jit, static_argnames=("decoder", "window"))
 def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
@@ -397,65 +383,57 @@ def _layer(
     own: jax.Array | None,
     of_state: tuple[recurrent.RecurrentState, recurrent.Ancestry] | None,
     *,
-    config: LlamaConfig,
-    attention: str,
-    experts: str,
-    axes: tuple[str, ...],
-    kv_dtype: str | None,
+    decoder: Llama,
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.RecurrentBlock | None]:
     """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
-    Those are `earlier`, of an earlier layer, for a layer without its own. With `kv_dtype` they are in 8 bits and
+    Those are `earlier`, of an earlier layer, for a layer without its own. With a `kv_dtype` they are in 8 bits and
     followed by their scales. `own` [B, T, P] are its own inputs. A layer with a recurrent mixer beside attention has
     `of_state`, the arguments of `recurrent.mix`, and returns last what it keeps of the block. Under `jax.jit`, layers
     of one shape are traced and lowered once.
     """
-    c = config
-    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
-    normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
+    c = decoder.config
+    normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
     *cached, length, table = prefix
-    projections = layer.projections
-    if projections is None:
+    if c.latent is None:
         inputs = scale(normed, c.multipliers.attention_input)
-        queries, *projected = _project(layer, inputs, rotation, query_scales, cached[0].shape[-1], c, axes)
+        queries, *projected = _project(layer, inputs, rotation, query_scales, cached[0].shape[-1], decoder)
     else:
-        queries, *projected = latent.project(projections, normed, rotation, query_scales, c)
+        queries, *projected = latent.project(layer, normed, rotation, query_scales, c)
     split = None if c.latent is None else c.latent.rank
-    if kv_dtype is not None:
-        projected = list(kv_rounding.round_all(projected, kv_dtype, split))
+    if decoder.kv_dtype is not None:
+        projected = list(kv_rounding.round_all(projected, decoder.kv_dtype, split))
     kept = earlier or tuple(projected)
     operands = Operands.of(queries, kept, cached, length, block_mask, positions, layer.sinks, table=table)
-    mixed = attend(operands, window, attention, c.score_scale, c.attention_cap, split)
-    if projections is not None:
-        mixed = latent.values(projections, mixed)
+    mixed = attend(operands, window, decoder.attention, c.score_scale, c.attention_cap, split)
+    if c.latent is not None:
+        mixed = latent.values(layer.value_up, mixed)
     mixed = mixed.reshape(*hidden.shape[:2], -1)
     if layer.output_gate is not None:
         mixed *= jax.nn.sigmoid(linear(normed, layer.output_gate))
-    mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
+    mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, decoder.axes)
     mixed, kept_of_state = scale(mixed, c.multipliers.attention_output), None
     if of_state is not None:
-        beside, kept_of_state = _mix_recurrently(layer, normed, *of_state, c, axes)
+        beside, kept_of_state = _mix_recurrently(layer, normed, *of_state, decoder)
         mixed += beside
-    return _add(layer, hidden, normed, mixed, own, c, experts, axes), kept, kept_of_state
+    return _add(layer, hidden, normed, mixed, own, decoder), kept, kept_of_state
 
 
-@functools.partial(jax.jit, static_argnames=("config", "experts", "axes"))
+@functools.partial(jax.jit, static_argnames="decoder")
 def _recurrent_layer(
     layer: LlamaLayer,
     hidden: jax.Array,
     state: recurrent.RecurrentState,
     tree: recurrent.Ancestry,
     *,
-    config: LlamaConfig,
-    experts: str,
-    axes: tuple[str, ...],
+    decoder: Llama,
 ) -> tuple[jax.Array, recurrent.RecurrentBlock]:
     """Returns the hidden states [B, T, E] after a recurrent layer, and what it keeps of the block."""
-    c = config
+    c = decoder.config
     normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
-    mixed, kept = _mix_recurrently(layer, normed, state, tree, c, axes)
-    return _add(layer, hidden, normed, mixed, None, c, experts, axes), kept
+    mixed, kept = _mix_recurrently(layer, normed, state, tree, decoder)
+    return _add(layer, hidden, normed, mixed, None, decoder), kept
 
 
 def _mix_recurrently(
@@ -463,21 +441,17 @@ def _mix_recurrently(
     normed: jax.Array,
     state: recurrent.RecurrentState,
     tree: recurrent.Ancestry,
-    config: LlamaConfig,
-    axes: tuple[str, ...],
+    decoder: Llama,
 ) -> tuple[jax.Array, recurrent.RecurrentBlock]:
-    """Returns `recurrent.mix` with the settings of a model."""
-    c = config
+    c = decoder.config
     assert c.recurrence is not None
-    return recurrent.mix(layer, normed, state, tree, c.recurrence, c.multipliers, c.norm_eps, axes)
+    return recurrent.mix(layer, normed, state, tree, c.recurrence, c.multipliers, c.norm_eps, decoder.axes)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "experts", "axes"))
-def _mlp_layer(
-    layer: LlamaLayer, hidden: jax.Array, *, config: LlamaConfig, experts: str, axes: tuple[str, ...]
-) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="decoder")
+def _mlp_layer(layer: LlamaLayer, hidden: jax.Array, *, decoder: Llama) -> jax.Array:
     """Returns the hidden states [B, T, E] after a layer that has no mixer."""
-    return _add(layer, hidden, hidden, None, None, config, experts, axes)
+    return _add(layer, hidden, hidden, None, None, decoder)
 
 
 def _add(
@@ -486,12 +460,10 @@ def _add(
     normed: jax.Array,
     mixed: jax.Array | None,
     own: jax.Array | None,
-    config: LlamaConfig,
-    experts: str,
-    axes: tuple[str, ...],
+    decoder: Llama,
 ) -> jax.Array:
     """Returns the hidden states [B, T, E] with all that a layer adds: its mixer, its MLP and its own inputs."""
-    c = config
+    c = decoder.config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     if c.parallel and layer.mlp_norm is not None:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
@@ -501,7 +473,7 @@ def _add(
         return hidden
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    added = norm(_feed_forward(layer, hidden, normed, c, axes, experts), layer.mlp_post_norm)
+    added = norm(_feed_forward(layer, hidden, normed, decoder), layer.mlp_post_norm)
     hidden += scale(added, c.residual_scale)
     if own is not None:
         hidden = per_layer.add(hidden, own, layer, c)
@@ -514,21 +486,20 @@ def _project(
     rotation: tuple[jax.Array, jax.Array] | None,
     query_scales: jax.Array | None,
     head_dim: int,
-    config: LlamaConfig,
-    axes: tuple[str, ...],
+    decoder: Llama,
 ) -> list[jax.Array]:
     """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales.
 
     A layer that reads the keys and values of another has queries alone.
     """
-    c = config
+    c = decoder.config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
 
     def norms(*kinds: str) -> tuple[jax.Array | None, jax.Array | None]:
         return (layer.query_norm, layer.key_norm) if c.qk_norm_kind in kinds else (None, None)
 
     def project(weight: Any, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
-        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), head_dim)
+        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=decoder.axes), head_dim)
 
     of_queries, of_keys = norms("whole")
     turned = [project(layer.query, layer.query_bias, of_queries)]  # queries, and keys where the layer has its own
@@ -550,60 +521,53 @@ def _project(
     return [queries, *keys, *values]
 
 
-def _feed_forward(
-    layer: LlamaLayer,
-    hidden: jax.Array,
-    normed: jax.Array,
-    config: LlamaConfig,
-    axes: tuple[str, ...],
-    experts: str,
-) -> jax.Array:
+def _feed_forward(layer: LlamaLayer, hidden: jax.Array, normed: jax.Array, decoder: Llama) -> jax.Array:
     """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
     if layer.experts is None:
-        return _mlp(layer, normed, config, axes)
+        return _mlp(layer, normed, decoder)
     assert layer.router is not None
-    c = config
+    c = decoder.config
     if c.separate_experts:
-        shared = normalize(_mlp(layer, normed, c, axes), layer.shared_post_norm, c.norm, c.norm_eps)
-        return shared + _separate_experts(layer, hidden, c, axes, experts)
+        shared = normalize(_mlp(layer, normed, decoder), layer.shared_post_norm, c.norm, c.norm_eps)
+        return shared + _separate_experts(layer, hidden, decoder)
     chosen, weights = route(normed, layer.router, layer.router_bias, layer.selection_bias, c)
     inputs = normed
     if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
         inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
     if layer.experts_input is not None:
         inputs = linear(inputs, layer.experts_input)
-    mixed = mix(inputs, chosen, weights, layer.experts, c.activation, axes, experts)
+    mixed = mix(inputs, chosen, weights, layer.experts, c.activation, decoder.axes, decoder.experts)
     if layer.experts_output is not None:
         mixed = linear(mixed, layer.experts_output)
     if layer.up is None:
         return mixed
-    shared = _mlp(layer, normed, c, axes)
+    shared = _mlp(layer, normed, decoder)
     if layer.shared_router is not None:
         shared *= jax.nn.sigmoid(linear(normed, layer.shared_router))
     return mixed + shared
 
 
-def _separate_experts(
-    layer: LlamaLayer, hidden: jax.Array, config: LlamaConfig, axes: tuple[str, ...], experts: str
-) -> jax.Array:
+def _separate_experts(layer: LlamaLayer, hidden: jax.Array, decoder: Llama) -> jax.Array:
     """Returns the experts of each token of [B, T, E], with the norms and scales of `LlamaConfig.separate_experts`."""
     assert layer.experts is not None
     assert layer.router is not None
     assert layer.router_scale is not None
     assert layer.experts_scales is not None
-    c = config
+    c = decoder.config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     scaled = norm(hidden, jnp.ones_like(layer.router_scale)) * jnp.broadcast_to(layer.router_scale, hidden.shape)
     chosen, weights = route(scale(scaled, c.hidden_size**-0.5), layer.router, None, None, c)
     weights *= layer.experts_scales[chosen].astype(weights.dtype)
-    mixed = mix(norm(hidden, layer.experts_norm), chosen, weights, layer.experts, c.activation, axes, experts)
+    normed = norm(hidden, layer.experts_norm)
+    mixed = mix(normed, chosen, weights, layer.experts, c.activation, decoder.axes, decoder.experts)
     return norm(mixed, layer.experts_post_norm)
 
 
-def _mlp(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
+def _mlp(layer: LlamaLayer, normed: jax.Array, decoder: Llama) -> jax.Array:
     """Returns the MLP of [B, T, E], with a gate if the layer has one."""
     assert layer.up is not None
     assert layer.down is not None
+    config, axes = decoder.config, decoder.axes
     if layer.gate is None:
         inner = activate(linear(normed, layer.up, layer.up_bias), config.activation)
         return sum_linear(inner, layer.down, layer.down_bias, axes)

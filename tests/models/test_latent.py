@@ -26,7 +26,7 @@ def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     params = tiny_llama(**LIKE_DEEPSEEK | {"latent": sizes, "norm_eps": 0.3})  # which latents do not have
     layer, rng = jax.tree.map(np.asarray, params.layers[1]), np.random.default_rng(0)
     hidden = rng.normal(size=(2, 7, 16)).astype(np.float32)
-    queries, keys = map(np.asarray, latent.project(layer.projections, hidden, None, None, params.config))
+    queries, keys = map(np.asarray, latent.project(layer, hidden, None, None, params.config))
     assert keys.shape == (2, 7, 1, 14)
     assert params.config.score_scale == 10**-0.5
 
@@ -49,7 +49,7 @@ def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     mixed = np.einsum("bhts,bsd->bthd", scores, keys[:, :, 0])
     own_values = np.einsum("hvr,btr->bthv", by_head(layer.value_up), latents)
     wanted = np.einsum("bhts,bshv->bthv", scores, own_values)
-    np.testing.assert_allclose(latent.values(layer.projections, mixed), wanted, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(latent.values(layer.value_up, mixed), wanted, rtol=1e-3, atol=1e-2)
 
 
 def test_the_cache_has_one_latent_for_a_token_and_layer():
