@@ -73,15 +73,9 @@ def test_a_continued_batch_equals_the_whole_read_anew():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"selection_bias": True},
-            "selection_bias, expert_groups and expert_scale need one of the routings sigmoids, ",
-        ),
+        ({"selection_bias": True}, "selection_bias, expert_groups and expert_scale need one of the routings sigmoids"),
         ({"expert_groups": 2}, "need one of the routings sigmoids, probabilities, got 'softmax'"),
-        (
-            {"expert_scale": 2.0, "routing": "sigmoid"},
-            "need one of the routings sigmoids, probabilities, got 'sigmoid'",
-        ),
+        ({"expert_scale": 2.0, "routing": "sigmoid"}, "of the routings sigmoids, probabilities, got 'sigmoid'"),
         ({"latent": SIZES}, "latent attention has num_kv_heads=1 and head_dim=14, got 2 and 8"),
     ],
 )
