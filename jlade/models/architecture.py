@@ -459,17 +459,18 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
             "key_up": (True, (c.num_heads * latent.unrotated, rank), outputs),
             "value_up": (True, (c.num_heads * latent.value_size, rank), outputs),
         }
-    found = {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
-    return found | _recurrent_arrays(c) if layer in c.recurrent_layers else found
+    if layer in c.recurrent_layers:
+        arrays |= _recurrent_arrays(c)
+    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
 
 
-def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
-    """Returns `layer_arrays` of the mixer of a recurrent layer."""
+def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[bool, tuple[int, ...], P]]:
+    """Returns the arrays of the mixer of a recurrent layer, with whether it has them."""
     hidden, sizes = config.hidden_size, config.recurrence
     assert sizes is not None
     keys, values, heads = sizes.keys, sizes.values, sizes.value_heads
     is_delta, is_space, has_bias = sizes.rule == DELTA, sizes.rule == STATE_SPACE, sizes.filter_bias
-    arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
+    return {
         "recurrent_output": (True, (hidden, values), P(None, MODEL)),
         "recurrent_query": (True, (keys, hidden), P(MODEL)),
         "recurrent_key": (True, (keys, hidden), P(MODEL)),
@@ -492,4 +493,3 @@ def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P
             P(MODEL) if is_space else P(),
         ),
     }
-    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}

@@ -51,6 +51,24 @@ class Contest(NamedTuple):
     prefill: Case  # of `PREFILL` tokens
 
 
+def against_plain(
+    run: Callable[[Any, jax.Array], jax.Array],
+    plain: Callable[[Any, jax.Array], jax.Array],
+    device: jax.Device,
+    draw: Callable[[int], Any],
+) -> Contest:
+    """Returns the contest in which the results of plain JAX are the expected ones.
+
+    `draw` returns the arguments, on the device, for a number of tokens.
+    """
+    cases = []
+    for num_tokens in (BLOCK, PREFILL):
+        arguments = draw(num_tokens)
+        expected = plain(arguments, jax.device_put(np.int32(1), device))
+        cases.append(Case(arguments, np.asarray(jax.device_get(expected), np.float32)))
+    return Contest(run, plain, *cases)
+
+
 class Outcome(NamedTuple):
     """The outcome of a trial, and its reason: a clause about the kernel."""
 

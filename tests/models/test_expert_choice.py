@@ -31,7 +31,7 @@ def simulated(x, chosen, weights, matrices):
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
     multiply = functools.partial(hopper.multiply, interpret=InterpretGPUParams())
-    return ways.tiled(x, chosen, weights, Experts(*matrices), "silu", hopper.rows_of_tile(3), multiply)
+    return ways.tiled(x, chosen, weights, Experts(*matrices), "silu", ways.rows_of_tile(3, hopper.ROWS), multiply)
 
 
 def other_expert(x, chosen, weights, matrices):
@@ -224,4 +224,4 @@ def test_mix_takes_the_kernel_for_several_tokens(monkeypatch):
         arguments = x[:num_tokens], chosen[:num_tokens], weights[:num_tokens], Experts(*matrices), "silu"
         for name in ("auto", "plain", "gpu"):
             mix(*arguments, implementation=name)
-    assert calls == [(hopper.rows_of_tile(3 * SHAPE.per_token / SHAPE.number), hopper.multiply)]
+    assert calls == [(ways.rows_of_tile(3 * SHAPE.per_token / SHAPE.number, hopper.ROWS), hopper.multiply)]

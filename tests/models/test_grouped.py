@@ -19,6 +19,7 @@ from jlade.models.experts import Experts, mix, ways
 from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
 from jlade.models.llama import Llama
 from jlade.models.products import MatrixShape, contest, gpu, tpu
+from jlade.models.products.shape import alone
 from jlade.models.quantization import is_quantized
 from tests import plain_llama
 from tests.conversion.test_huggingface import DEMO
@@ -82,6 +83,11 @@ def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch
     np.testing.assert_allclose(product, x.astype(np.float64) @ values, rtol=1e-4, atol=1e-3)
 
 
+def multiply_alone(kernel, x, matrix, interpret=False):
+    """Returns the product of tokens [T, in] with a matrix [in, out], by a kernel for tiles of experts."""
+    return kernel.multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
+
+
 @pytest.mark.parametrize("kernel", [tpu, gpu])
 @pytest.mark.parametrize(
     ("form", "inputs", "tokens"),
@@ -100,7 +106,7 @@ def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
     matrix, values = random_matrix(form, inputs, 128, 32, jnp.bfloat16)
     x = np.random.default_rng(1).normal(size=(tokens, inputs)).astype(jnp.bfloat16)
     expected = x.astype(np.float64) @ values
-    product = np.asarray(kernel.multiply(x, matrix, interpret=True), np.float64)
+    product = np.asarray(multiply_alone(kernel, x, matrix, interpret=True), np.float64)
     assert np.abs(product - expected).max() < 0.01 * np.abs(expected).max()
 
 
@@ -112,7 +118,7 @@ def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
 def test_simulated_kernels_compute_the_values_of_plain_code(kernel, form, group, outputs):
     """The products of unit vectors are the values, rounded once. 192 outputs fill no whole blocks of a TPU."""
     matrix, _ = random_matrix(form, 96, outputs, group)
-    product = kernel.multiply(jnp.eye(96, dtype=jnp.bfloat16), matrix, interpret=True)
+    product = multiply_alone(kernel, jnp.eye(96, dtype=jnp.bfloat16), matrix, interpret=True)
     np.testing.assert_array_equal(product, matrix.values(jnp.bfloat16))
     np.testing.assert_array_equal(product, packed.values_of(matrix).astype(jnp.bfloat16))
 
@@ -132,12 +138,12 @@ def test_what_a_kernel_does_not_take_is_multiplied_without_it():
         matrix, values = random_matrix(form, *sizes)
         x = jnp.ones((3, sizes[0]), jnp.bfloat16)
         with pytest.raises(ValueError, match=f"the kernel of products {reason}"):
-            kernel.multiply(x, matrix)
+            multiply_alone(kernel, x, matrix)
         name = kernel.__name__.rpartition(".")[2]
         product = products.multiply(x, matrix, name)
         np.testing.assert_allclose(product, np.ones((3, sizes[0])) @ values, rtol=0.02, atol=0.5)
         with pytest.raises(ValueError, match="needs a model in"):
-            kernel.multiply(jnp.ones((3, sizes[0])), matrix)
+            multiply_alone(kernel, jnp.ones((3, sizes[0])), matrix)
 
 
 def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jlade.models.experts import products as experts_products
+from jlade.models import products
 from jlade.models.experts import ways
 from jlade.models.experts.contest import ExpertShape as ExpertShape
 from jlade.models.experts.contest import prepare
 from jlade.models.experts.routing import route as route
 from jlade.models.experts.ways import Experts as Experts
 from jlade.models.kernels import Kernels, hopper_obstacle
+
+TILES = (16, 32, 64, 128)  # rows of a tile for kernels of products
 
 
 def mix(
@@ -50,11 +52,15 @@ def mix(
     if implementation == "gpu" and len(tokens) > 1:  # the experts of one token differ: "plain" reads them once too
         from jlade.models.experts import hopper  # on demand, as some builds of JAX lack parts of Pallas
 
-        rows = hopper.rows_of_tile(load)
+        rows = ways.rows_of_tile(load, hopper.ROWS)
         mixed = ways.tiled(tokens, chosen, weights, experts, activation, rows, hopper.multiply)
-    elif experts_products.takes_tiles(experts[:3], x.dtype):
-        rows = experts_products.rows_of_tile(load)
-        mixed = ways.tiled(tokens, chosen, weights, experts, activation, rows, experts_products.of_tiles)
+    elif all(products.takes_tiles(matrices, x.dtype) for matrices in experts[:3] if matrices is not None):
+
+        def multiply(tiles: jax.Array, of_tile: jax.Array, *arrays: Any) -> list[jax.Array]:
+            return [products.multiply_tiles(tiles, of_tile, matrices) for matrices in arrays]
+
+        rows = ways.rows_of_tile(load, TILES)
+        mixed = ways.tiled(tokens, chosen, weights, experts, activation, rows, multiply)
     else:
         run = functools.partial(jax.lax.platform_dependent, tokens, chosen, weights, experts)
         gpu_way = ways.by_token if chosen.size < experts.number else ways.all_with_all

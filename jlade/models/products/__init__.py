@@ -12,6 +12,7 @@ from jlade.models.grouped import GroupedMatrix, is_grouped
 from jlade.models.kernels import Kernels
 from jlade.models.products.contest import prepare
 from jlade.models.products.shape import MatrixShape as MatrixShape
+from jlade.models.products.shape import alone
 
 
 def multiply(
@@ -33,7 +34,8 @@ def multiply(
     name, rows = implementation or matrix.implementation, x.reshape(-1, x.shape[-1])
     if not _takes(name, rows, matrix):
         return grouped.multiply(x, matrix)
-    return _kernel(name).multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
+    one = rows[None], jnp.zeros(1, jnp.int32), alone(matrix)
+    return _kernel(name).multiply_tiles(*one, interpret)[0].reshape(*x.shape[:-1], -1)
 
 
 def multiply_each(x: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, alone, parts_of
+from jlade.models.products.shape import MatrixShape, parts_of
 
 ROWS = 16, 128  # tokens of a program, at least and at most
 COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
@@ -19,7 +19,7 @@ LEAST = 16  # inputs of a product
 
 
 def obstacle(shape: MatrixShape) -> str | None:
-    """Returns the reason why `multiply` does not take such a matrix, None if it does."""
+    """Returns the reason why `multiply_tiles` does not take such a matrix, None if it does."""
     if jnp.dtype(shape.dtype) not in (jnp.bfloat16, jnp.float16):
         return f"needs a model in 16-bit floats, and this is in {shape.dtype}"
     half, groups = shape.group // shape.parts, shape.inputs // shape.group
@@ -36,18 +36,6 @@ def _at_once(half: int) -> int:
     return max(1, LEAST // half)
 
 
-def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the product [T, out] of `x` [T, in] in its dtype.
-
-    Args:
-      interpret: run the kernel as plain JAX, on any device; for tests.
-
-    Raises:
-      ValueError: there is an `obstacle`.
-    """
-    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
-
-
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
     """Returns the products [P, M, out] of tiles with the matrices of their experts, in the dtype of the tiles.
 
@@ -59,7 +47,7 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
       tiles: [P, M, in] tokens, or padding.
       experts: [P] int32, the expert of each tile; N for none.
       matrices: [N, in, out].
-      interpret: see `multiply`.
+      interpret: run the kernel as plain JAX, on any device; for tests.
 
     Raises:
       ValueError: there is an `obstacle`.

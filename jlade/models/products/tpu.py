@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, alone, parts_of
+from jlade.models.products.shape import MatrixShape, parts_of
 
 LANES, SUBLANES = 128, 8
 ROWS = 16  # tokens are a multiple of them
@@ -20,25 +20,13 @@ GROUPS = 16  # a block has a multiple of them, or all: its scales are whole tile
 
 
 def obstacle(shape: MatrixShape) -> str | None:
-    """Returns the reason why `multiply` does not take such a matrix, None if it does."""
+    """Returns the reason why `multiply_tiles` does not take such a matrix, None if it does."""
     if jnp.dtype(shape.dtype) != jnp.bfloat16:
         return f"needs a model in bfloat16, and this is in {shape.dtype}"
     least = SUBLANES * shape.parts
     if shape.outputs < LANES or shape.group % least:
         return f"needs {LANES} outputs or more and groups of a multiple of {least} inputs, and these are {shape}"
     return None
-
-
-def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the product [T, out] of `x` [T, in], up to `MAX_ROWS` tokens, in its dtype.
-
-    Args:
-      interpret: run the kernel as plain JAX, on any device; for tests.
-
-    Raises:
-      ValueError: there is an `obstacle`.
-    """
-    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
 
 
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
@@ -51,7 +39,7 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
       tiles: [P, M, in], up to `MAX_ROWS` tokens each, or padding.
       experts: [P] int32, the expert of each tile; N for none.
       matrices: [N, in, out].
-      interpret: see `multiply`.
+      interpret: run the kernel as plain JAX, on any device; for tests.
 
     Raises:
       ValueError: there is an `obstacle`.
