@@ -14,9 +14,8 @@ from jlade.models import attention, base, experts, products
 from jlade.models.architecture import LlamaConfig
 from jlade.models.attention import HeadShape
 from jlade.models.experts import ExpertShape
-from jlade.models.grouped import is_grouped
+from jlade.models.grouped import MatrixShape, is_grouped
 from jlade.models.kernels import Kernels
-from jlade.models.products import MatrixShape
 
 
 def resolve(decoder: Any, params: Any, mesh: Mesh | None, absent: jax.Device | None) -> dict[str, str]:

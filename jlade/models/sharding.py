@@ -7,7 +7,6 @@ Each layer needs two sums over the devices of `MODEL`, after attention and after
 
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -121,7 +120,7 @@ def matrix_spec(leaf: Any, spec: P, mesh: Mesh | None) -> Specs:
         )
     if len(leaf.shape) == 2:  # [in, out]
         spec = P(*reversed((*spec, None, None)[:2]))
-    arrays: Any = jax.tree.map(lambda _: spec, leaf.replace(levels=None))  # type: ignore[attr-defined]
+    arrays: Any = leaf.mapped(lambda _: spec)
     return arrays.replace(levels=None if leaf.levels is None else P())
 
 

@@ -16,10 +16,9 @@ from jlade.cli import main
 from jlade.conversion import load_hf, packed
 from jlade.models import grouped, llama, products, quantization, sharding, trial
 from jlade.models.experts import Experts, mix, ways
-from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
+from jlade.models.grouped import GroupedMatrix, MatrixShape, pack, quantize_in_groups, unpack
 from jlade.models.llama import Llama
-from jlade.models.products import MatrixShape, contest, gpu, tpu
-from jlade.models.products.shape import alone
+from jlade.models.products import contest, gpu, tpu
 from jlade.models.quantization import is_quantized
 from tests import plain_llama
 from tests.conversion.test_huggingface import DEMO
@@ -85,7 +84,8 @@ def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch
 
 def multiply_alone(kernel, x, matrix, interpret=False):
     """Returns the product of tokens [T, in] with a matrix [in, out], by a kernel for tiles of experts."""
-    return kernel.multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
+    matrices = matrix.mapped(lambda array: array[None])
+    return kernel.multiply_tiles(x[None], jnp.zeros(1, jnp.int32), matrices, interpret)[0]
 
 
 @pytest.mark.parametrize("kernel", [tpu, gpu])

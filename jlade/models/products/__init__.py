@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jlade.models import grouped
-from jlade.models.grouped import GroupedMatrix, is_grouped
+from jlade.models.grouped import GroupedMatrix, MatrixShape, is_grouped
 from jlade.models.kernels import Kernels
 from jlade.models.products.contest import prepare
-from jlade.models.products.shape import MatrixShape as MatrixShape
-from jlade.models.products.shape import alone
 
 
 def multiply(
@@ -34,8 +32,8 @@ def multiply(
     name, rows = implementation or matrix.implementation, x.reshape(-1, x.shape[-1])
     if not _takes(name, rows, matrix):
         return grouped.multiply(x, matrix)
-    one = rows[None], jnp.zeros(1, jnp.int32), alone(matrix)
-    return _kernel(name).multiply_tiles(*one, interpret)[0].reshape(*x.shape[:-1], -1)
+    arrays = rows[None], jnp.zeros(1, jnp.int32), matrix.mapped(lambda array: array[None])
+    return _kernel(name).multiply_tiles(*arrays, interpret)[0].reshape(*x.shape[:-1], -1)
 
 
 def multiply_each(x: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
@@ -63,6 +61,18 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
     """
     product: jax.Array = _kernel(matrices.implementation).multiply_tiles(tiles, experts, matrices, interpret)
     return product
+
+
+def parts_of(stored: jax.Array, is_place: bool = False) -> tuple[jax.Array, ...]:
+    """Returns codes as kernels read them, int32: of bytes the lower and the upper four bits, of int8 the numbers.
+
+    Args:
+      is_place: whether codes are places in a table, 0 to 15, and no numbers with a sign.
+    """
+    numbers = stored.astype(jnp.int32)
+    if stored.dtype != jnp.uint8:
+        return (numbers & 15,) if is_place else (numbers,)
+    return (numbers & 15, numbers >> 4) if is_place else (numbers << 28 >> 28, numbers << 24 >> 28)
 
 
 def takes_tiles(matrices: Any, dtype: jax.typing.DTypeLike) -> bool:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.models import trial
-from jlade.models.grouped import GroupedMatrix
-from jlade.models.products.shape import MatrixShape
+from jlade.models.grouped import GroupedMatrix, MatrixShape
 from jlade.models.trial import Contest
 
 NUMBER = 4  # matrices: a single one might stay in the device's cache

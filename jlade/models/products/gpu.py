@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, parts_of
+from jlade.models.grouped import GroupedMatrix, MatrixShape, rescaled
+from jlade.models.products import parts_of
 
 ROWS = 16, 128  # tokens of a program, at least and at most
 COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
@@ -37,17 +37,10 @@ def _at_once(half: int) -> int:
 
 
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the products [P, M, out] of tiles with the matrices of their experts, in the dtype of the tiles.
+    """Returns `products.multiply_tiles` in the dtype of the tiles; the products of tiles without an expert are zeros.
 
-    Only the matrices of experts with tiles are read; the products of tiles without an expert are zeros. A program
-    multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they keep all
-    multiprocessors busy where a matrix has few outputs.
-
-    Args:
-      tiles: [P, M, in] tokens, or padding.
-      experts: [P] int32, the expert of each tile; N for none.
-      matrices: [N, in, out].
-      interpret: run the kernel as plain JAX, on any device; for tests.
+    A program multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they
+    keep all multiprocessors busy where a matrix has few outputs.
 
     Raises:
       ValueError: there is an `obstacle`.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, parts_of
+from jlade.models.grouped import GroupedMatrix, MatrixShape, rescaled
+from jlade.models.products import parts_of
 
 LANES, SUBLANES = 128, 8
 ROWS = 16  # tokens are a multiple of them
@@ -30,16 +30,9 @@ def obstacle(shape: MatrixShape) -> str | None:
 
 
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the products [P, M, out] of tiles with the matrices of their experts, in the dtype of the tiles.
+    """Returns `products.multiply_tiles` in the dtype of the tiles, of up to `MAX_ROWS` tokens each.
 
-    Only the matrices of experts with tiles are read; the products of tiles without an expert are unspecified. Each
-    program converts a block of a matrix in on-chip memory, and adds its product with a tile.
-
-    Args:
-      tiles: [P, M, in], up to `MAX_ROWS` tokens each, or padding.
-      experts: [P] int32, the expert of each tile; N for none.
-      matrices: [N, in, out].
-      interpret: run the kernel as plain JAX, on any device; for tests.
+    Each program converts a block of a matrix in on-chip memory, and adds its product with a tile.
 
     Raises:
       ValueError: there is an `obstacle`.
