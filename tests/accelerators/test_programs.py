@@ -26,6 +26,7 @@ from jlade.models.architecture import Latent
 from jlade.models.llama import Llama, LlamaConfig
 from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
+from tests.models.devices import hopper_kernels
 
 OPTIMIZED = True
 
@@ -194,7 +195,7 @@ def test_prompts_are_read_into_such_caches_too(name, config, options):
     assert jlade.inspect(param_shapes(config, jnp.bfloat16), name, **options).failure is None
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel of h100 needs JAX 0.11.2")
+@hopper_kernels
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_steps_read_and_write_pages_in_place(name):
     """The rows of an engine, with a kernel of attention."""
@@ -207,7 +208,7 @@ def test_steps_read_and_write_pages_in_place(name):
     assert (loop.copies, loop.host_loops) == ((), 0)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
+@hopper_kernels
 @pytest.mark.parametrize("sizes", [{}, pytest.param({"model": 2}, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", [device("h100")])
 def test_experts_have_a_kernel_without_copies_and_loops(name, sizes):

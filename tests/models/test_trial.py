@@ -25,10 +25,9 @@ from jlade.models.attention.contest import HeadShape
 from jlade.models.kernels import Kernels
 from jlade.models.llama import Llama
 from jlade.models.trial import Outcome, TrialKey
-from tests.models.attention.test_attend import TPU
+from tests.models.devices import CPU, TPU, record_trials
 from tests.tiny import tiny_llama
 
-CPU = jax.devices("cpu")[0]
 SHAPE = HeadShape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
 KEY = TrialKey("attention", "tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
 GOOD = Outcome(True, "takes 0.50 of the time of 'plain'")
@@ -375,11 +374,7 @@ def test_several_processes_and_absent_devices_try_nothing(monkeypatch):
 
 @pytest.fixture
 def on_tpu(monkeypatch):
-    """Makes the CPU pass for a TPU, and returns the calls of `trial.passes`."""
-    calls = []
-    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU])
-    monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
-    return calls
+    return record_trials(monkeypatch, TPU)
 
 
 def test_a_decoder_asks_for_a_trial_of_its_heads(on_tpu):

@@ -3,7 +3,6 @@
 import functools
 import math
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +14,8 @@ from jlade import mesh as mesh_lib
 from jlade.models import trial
 from jlade.models.attention import KERNELS, HeadShape, Operands, attend, plain, tpu
 from jlade.models.llama import Llama
+from tests.models.devices import AMPERE, CPU, HOPPER, TPU, hopper_kernels
 from tests.tiny import slow, tiny_llama
-
-HOPPER = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
-AMPERE = types.SimpleNamespace(platform="gpu", compute_capability="8.0", device_kind="NVIDIA A100")
-TPU = types.SimpleNamespace(platform="tpu", device_kind="TPU v5e")
-CPU = jax.devices("cpu")[0]
-with_gpu_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the GPU kernel needs JAX 0.11.2")
 
 
 def plain_attention(
@@ -219,8 +213,8 @@ def resolve(implementation, device, dtype, head_dim):
 @pytest.mark.parametrize(
     ("device", "dtype", "head_dim", "chosen"),
     [
-        pytest.param(HOPPER, jnp.bfloat16, 128, "gpu", marks=with_gpu_kernel),
-        pytest.param(HOPPER, jnp.float16, 16, "gpu", marks=with_gpu_kernel),
+        pytest.param(HOPPER, jnp.bfloat16, 128, "gpu", marks=hopper_kernels),
+        pytest.param(HOPPER, jnp.float16, 16, "gpu", marks=hopper_kernels),
         (HOPPER, jnp.float32, 128, "plain"),
         (HOPPER, jnp.bfloat16, 100, "plain"),
         (HOPPER, jnp.bfloat16, 144, "plain"),
@@ -318,7 +312,7 @@ def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
     assert Llama(params.config, "plain").on(params).attention == "plain"
 
 
-@with_gpu_kernel
+@hopper_kernels
 def test_a_decoder_is_resolved_for_the_dtype_of_its_parameters(monkeypatch):
     monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [HOPPER])
     params = tiny_llama(head_dim=16)
