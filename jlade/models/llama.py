@@ -415,7 +415,7 @@ def _layer(
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, decoder.axes)
     mixed, kept_of_state = scale(mixed, c.multipliers.attention_output), None
     if of_state is not None:
-        beside, kept_of_state = _mix_recurrently(layer, normed, *of_state, decoder)
+        beside, kept_of_state = recurrent.mix(layer, normed, *of_state, c, decoder.axes)
         mixed += beside
     return _add(layer, hidden, normed, mixed, own, decoder), kept, kept_of_state
 
@@ -432,20 +432,8 @@ def _recurrent_layer(
     """Returns the hidden states [B, T, E] after a recurrent layer, and what it keeps of the block."""
     c = decoder.config
     normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
-    mixed, kept = _mix_recurrently(layer, normed, state, tree, decoder)
+    mixed, kept = recurrent.mix(layer, normed, state, tree, c, decoder.axes)
     return _add(layer, hidden, normed, mixed, None, decoder), kept
-
-
-def _mix_recurrently(
-    layer: LlamaLayer,
-    normed: jax.Array,
-    state: recurrent.RecurrentState,
-    tree: recurrent.Ancestry,
-    decoder: Llama,
-) -> tuple[jax.Array, recurrent.RecurrentBlock]:
-    c = decoder.config
-    assert c.recurrence is not None
-    return recurrent.mix(layer, normed, state, tree, c.recurrence, c.multipliers, c.norm_eps, decoder.axes)
 
 
 @functools.partial(jax.jit, static_argnames="decoder")
