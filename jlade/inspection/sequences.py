@@ -20,7 +20,7 @@ from jlade.inspection.compiled import Needs
 from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import DATA
 
-MOST = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes
+MAX_ROWS = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes
 
 
 class Sequences(NamedTuple):
@@ -68,20 +68,20 @@ def compiled(programs: ModelPrograms, lookahead: LookaheadConfig, limit: int) ->
     """
     groups, found = mesh_lib.size(programs.mesh, DATA), from_shapes(programs, lookahead, limit)
     left = limit - found.weights - found.prompt
-    each = min(found.number // groups // 2, MOST) or 1  # rows of a group
+    num_rows = min(found.number // groups // 2, MAX_ROWS) or 1  # rows of a group
     while found.number:
         try:
-            reading, making = map(Needs.of, (read(programs, lookahead), steps(programs, lookahead, groups * each)))
+            reading, making = map(Needs.of, (read(programs, lookahead), steps(programs, lookahead, groups * num_rows)))
         except RuntimeError:  # XLA's, when a program needs more memory than the device has
-            found, each = found._replace(number=found.number * (each > 1)), each // 2
+            found, num_rows = found._replace(number=found.number * (num_rows > 1)), num_rows // 2
             continue
-        row = -(-(making.arguments - found.weights) // each)
-        temporary = -(-(making.outputs + making.temporary) // each)
+        row = -(-(making.arguments - found.weights) // num_rows)
+        temporary = -(-(making.outputs + making.temporary) // num_rows)
         fitting = max(0, min(left // (row + temporary), (left - reading.outputs - reading.temporary) // row))
         found = found._replace(number=groups * fitting, row=row, temporary=temporary)
-        if fitting >= each:
+        if fitting >= num_rows:
             break
-        each = fitting
+        num_rows = fitting
     return found
 
 

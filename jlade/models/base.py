@@ -22,7 +22,7 @@ BlockKV = Sequence[tuple[jax.Array, ...]]
 Layers = tuple[tuple[jax.Array, ...], ...]  # keys, then values and scales of both where there are, per layer
 
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
-LONGEST = 2**31 - 1  # tokens of any text
+MAX_TEXT_LENGTH = 2**31 - 1  # tokens
 
 
 @flax.struct.dataclass
@@ -85,7 +85,7 @@ class KVCache:
     @property
     def divisible(self) -> int:
         """Tokens of the longest text that can be shortened: a ring that is full has lost the first ones."""
-        return 0 if self.states else min((layer.shape[2] for layer in self.keys), default=LONGEST)
+        return 0 if self.states else min((layer.shape[2] for layer in self.keys), default=MAX_TEXT_LENGTH)
 
 
 class Decoder(Protocol):

@@ -10,7 +10,7 @@ from jlade.models.attention.operands import Operands as Operands
 from jlade.models.attention.operands import Variation as Variation
 from jlade.models.kernels import Kernels, hopper_obstacle
 
-LARGEST_TPU_HEAD = 256  # on-chip memory holds the queries of a KV head's whole group, and those of latents are many
+MAX_TPU_HEAD = 256  # on-chip memory holds the queries of a KV head's whole group, and those of latents are many
 
 
 def attend(
@@ -84,8 +84,8 @@ def _obstacle(name: str, device: jax.Device, shape: HeadShape) -> str | None:
             )
     elif device.platform != "tpu":
         return f"needs a TPU, and the device is {device.device_kind}"
-    elif shape.head_dim > LARGEST_TPU_HEAD:
-        return f"needs heads of up to {LARGEST_TPU_HEAD}, and these are of {shape.head_dim}"
+    elif shape.head_dim > MAX_TPU_HEAD:
+        return f"needs heads of up to {MAX_TPU_HEAD}, and these are of {shape.head_dim}"
     return None
 
 

@@ -15,7 +15,7 @@ ROWS = 16, 128  # tokens of a program, at least and at most
 COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
 WIDE = 64  # tokens from which programs have many outputs, so that they read the tokens less often
 PROGRAMS = 104  # at least: a Hopper has 132 multiprocessors, and more would write more partial sums
-LEAST = 16  # inputs of a product
+MIN_INPUTS = 16  # inputs of a product
 
 
 def obstacle(shape: MatrixShape) -> str | None:
@@ -23,7 +23,7 @@ def obstacle(shape: MatrixShape) -> str | None:
     if jnp.dtype(shape.dtype) not in (jnp.bfloat16, jnp.float16):
         return f"needs a model in 16-bit floats, and this is in {shape.dtype}"
     half, groups = shape.group // shape.parts, shape.inputs // shape.group
-    if shape.outputs % COLUMNS[0] or half < LEAST // 2 or half & (half - 1) or groups % _at_once(half):
+    if shape.outputs % COLUMNS[0] or half < MIN_INPUTS // 2 or half & (half - 1) or groups % _at_once(half):
         return (
             f"needs outputs of a multiple of {COLUMNS[0]} and groups of a power of two from 16 inputs, an even number "
             f"of them if they are of 16, and these are {shape}"
@@ -33,7 +33,7 @@ def obstacle(shape: MatrixShape) -> str | None:
 
 def _at_once(half: int) -> int:
     """Returns of how many groups a product has the inputs, `half` of each."""
-    return max(1, LEAST // half)
+    return max(1, MIN_INPUTS // half)
 
 
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
@@ -55,8 +55,10 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
     is_wide = tokens >= WIDE and shape.outputs % COLUMNS[1] == 0
     columns = COLUMNS[is_wide]
     programs, groups = len(padded) * (shape.outputs // columns), shape.inputs // shape.group
-    most = groups // _at_once(shape.group // shape.parts)
-    shares = next(n for n in range(1, most + 1) if most % n == 0 and (n * programs >= PROGRAMS or n == most))
+    max_shares = groups // _at_once(shape.group // shape.parts)
+    shares = next(
+        n for n in range(1, max_shares + 1) if max_shares % n == 0 and (n * programs >= PROGRAMS or n == max_shares)
+    )
     height = groups // shares  # groups of a program
 
     def block(size: int) -> pl.BlockSpec:

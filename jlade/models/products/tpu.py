@@ -135,9 +135,9 @@ def _looked_up(levels: jax.Array, codes: jax.Array) -> jax.Array:
 
 def _block(shape: MatrixShape) -> tuple[int, int]:
     """Returns the inputs and outputs of a block: as many inputs as fit, in blocks of equal size if possible."""
-    groups, most = shape.inputs // shape.group, max(GROUPS, BLOCK // LANES // shape.group)
-    heights = [n for n in range(1, min(groups, most) + 1) if groups % n == 0 and (n == groups or n % GROUPS == 0)]
-    inputs = shape.group * max(heights, default=most // GROUPS * GROUPS)
+    groups, max_groups = shape.inputs // shape.group, max(GROUPS, BLOCK // LANES // shape.group)
+    heights = [n for n in range(1, min(groups, max_groups) + 1) if groups % n == 0 and (n == groups or n % GROUPS == 0)]
+    inputs = shape.group * max(heights, default=max_groups // GROUPS * GROUPS)
     columns = -(-shape.outputs // LANES)
     lanes = math.gcd(columns, 1 << max(0, (BLOCK // inputs // LANES).bit_length() - 1))
     return inputs, lanes * LANES
