@@ -84,8 +84,8 @@ DEVICE_FILES = {"an NVIDIA GPU": ("dev/nvidia[0-9]*",), "a TPU": ("dev/accel[0-9
 
 def of_kind(device_kind: str) -> Device:
     """Returns the device of JAX's `device_kind`, by the longest part of it that is known, or else `UNKNOWN`."""
-    known = (device for device in DEVICES.values() if device.part in device_kind)
-    return max(known, key=lambda device: len(device.part), default=UNKNOWN)
+    matching = (device for device in DEVICES.values() if device.part in device_kind)
+    return max(matching, key=lambda device: len(device.part), default=UNKNOWN)
 
 
 def named(name: str, *others: str) -> Device:

@@ -278,7 +278,7 @@ def _recurrent_flops(shard: Shard, tokens: int) -> int:
 
 def _collectives(shard: Shard, layout: MeshShape, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
     """Returns the collectives of a step: see `jlade.decoding.step` and `jlade.models.llama`."""
-    c, found = shard.config, []
+    c, collectives = shard.config, []
     tokens, outputs = share_size(setting, layout.lookahead)
     whole = share_size(setting, 1)[1]
     reads = bool(Sources.of(setting, VocabularyShard(c.vocab_size)).readers.sources)
@@ -297,16 +297,18 @@ def _collectives(shard: Shard, layout: MeshShape, setting: LookaheadConfig, sequ
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
             if reads:  # the highest logits of each slice and their tokens
                 arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
-        found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
+        collectives.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
         # Predictions; keys, values and updates.
         arrays = [4 * sequences * whole, sequences * setting.max_accepted * _kept_bytes(shard)]
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if reads else []
-        found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
+        collectives.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
     if layout.data > 1:
-        found.append(Collective(layout.data, layout.num_devices, 1, 4))  # the number of sequences that have not ended
-    return tuple(found)
+        collectives.append(
+            Collective(layout.data, layout.num_devices, 1, 4)
+        )  # the number of sequences that have not ended
+    return tuple(collectives)
 
 
 def _kept_bytes(shard: Shard) -> int:

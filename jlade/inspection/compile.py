@@ -63,26 +63,26 @@ def compile(
     """
     _check("calls", options, {field.name for field in dataclasses.fields(Options)}, output)
     check_int("batch_size", batch_size, 1)
-    found = _find(model, device, dtype, bits, capacity)
-    given = {"tokenizer": found.tokenizer, "max_new_tokens": capacity - 1} | options
-    params, target = found.params, found.target
-    decoder = found.decoder(attention, experts, given.get("kv_dtype"))
-    with jax.default_device(target if found.is_attached else None):
-        if not found.is_attached and given.get("lookahead", "auto") == "auto":
-            given["lookahead"] = choice.estimated(params, batch_size, None, target)
-        of_call = Options(**given)
+    source = _find(model, device, dtype, bits, capacity)
+    arguments = {"tokenizer": source.tokenizer, "max_new_tokens": capacity - 1} | options
+    params, target = source.params, source.target
+    decoder = source.decoder(attention, experts, arguments.get("kv_dtype"))
+    with jax.default_device(target if source.is_attached else None):
+        if not source.is_attached and arguments.get("lookahead", "auto") == "auto":
+            arguments["lookahead"] = choice.estimated(params, batch_size, None, target)
+        of_call = Options(**arguments)
         setup = request.resolve(params, of_call, batch_size)
-        asked = request.fill(params, setup, [NO_PROMPT] * batch_size, of_call)
+        filled = request.fill(params, setup, [NO_PROMPT] * batch_size, of_call)
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
-    decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
+    decode_config = dataclasses.replace(filled.config, decoder=decoder, chunks=chunks)
 
     def run() -> None:
-        state = loop.decode(params, asked.inputs, decode_config)
+        state = loop.decode(params, filled.inputs, decode_config)
         if turns:
-            loop.decode(params, earlier.continued(asked.inputs, state), decode_config)
+            loop.decode(params, earlier.continued(filled.inputs, state), decode_config)
 
     made = targets.programs_of(run, target, anew=True)
-    programs.save(output, made, target, programs.facts_of(params, asked.inputs, decode_config))
+    programs.save(output, made, target, programs.facts_of(params, filled.inputs, decode_config))
 
 
 @mesh_lib.without_ambient_mesh()
@@ -111,15 +111,15 @@ def compile_engine(
       RuntimeError: the compiler cannot be used, or a program needs more memory than the device has.
     """
     _check("engines", options, set(inspect.signature(Engine).parameters) - {"params"}, output)
-    found = _find(model, device, dtype, bits)
-    given = {"tokenizer": found.tokenizer, "decoder": found.decoder(attention, experts, options.get("kv_dtype"))}
-    params, place = found.params, jax.default_device(found.target if found.is_attached else None)
-    if not found.is_attached:  # an engine asks its parameters for their device
-        there = SingleDeviceSharding(found.target)
+    source = _find(model, device, dtype, bits)
+    arguments = {"tokenizer": source.tokenizer, "decoder": source.decoder(attention, experts, options.get("kv_dtype"))}
+    params, place = source.params, jax.default_device(source.target if source.is_attached else None)
+    if not source.is_attached:  # an engine asks its parameters for their device
+        there = SingleDeviceSharding(source.target)
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), params)
-    with place, Engine(params, **(given | options)) as engine:
-        made = targets.programs_of(lambda: collections.deque(engine.compile(), maxlen=0), found.target, anew=True)
-        programs.save(output, made, found.target, engine_lib.facts_of(engine))
+    with place, Engine(params, **(arguments | options)) as engine:
+        made = targets.programs_of(lambda: collections.deque(engine.compile(), maxlen=0), source.target, anew=True)
+        programs.save(output, made, source.target, engine_lib.facts_of(engine))
 
 
 class _Found(NamedTuple):

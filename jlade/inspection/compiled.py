@@ -102,12 +102,12 @@ def _exchanged(launch: Launch) -> list[int]:
 
 def _branches(module: Module, computation: str) -> int:
     """Returns the number of loops and conditionals in a computation, inner ones included."""
-    found = 0
+    count = 0
     for instruction in module.computations[computation].values():
         if instruction.opcode in ("while", "conditional", "call"):
-            found += instruction.opcode != "call"
-            found += sum(_branches(module, called) for called in instruction.called)
-    return found
+            count += instruction.opcode != "call"
+            count += sum(_branches(module, called) for called in instruction.called)
+    return count
 
 
 def _is_copy(launch: Launch, sizes: Sizes) -> bool:
@@ -125,8 +125,10 @@ def _is_copy(launch: Launch, sizes: Sizes) -> bool:
     read = {operand.size for operand in launch.operands}
     if any(array.size in sizes.tables & read and array.dtype == "s32" for array in arrays):
         return True
-    found = {array.size for array in arrays} - {0}
-    if found.isdisjoint(sizes.cache_layers) and not any(n % size == 0 for n in found for size in sizes.weights - {0}):
+    array_sizes = {array.size for array in arrays} - {0}
+    if array_sizes.isdisjoint(sizes.cache_layers) and not any(
+        n % size == 0 for n in array_sizes for size in sizes.weights - {0}
+    ):
         return False
     return any(_is_carried(launch, name) for name in launch.instruction.operands)
 

@@ -101,8 +101,8 @@ class Inspection:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values; those of a program that the compiler refused are None."""
-        own = "device device_kind mesh attention experts batch_size capacity dtype bits kv_dtype fits"
-        result = {name: getattr(self, name) for name in own.split()}
+        fields = "device device_kind mesh attention experts batch_size capacity dtype bits kv_dtype fits"
+        result = {name: getattr(self, name) for name in fields.split()}
         result |= {
             "lookahead": names.name(self.lookahead),
             "memory_bytes": self.memory.limit,
@@ -187,9 +187,9 @@ def inspect(
         check_int(f"mesh[{name!r}]", size, 1)
     if batch_size % sizes.get(DATA, 1):
         raise ValueError(f"batch_size must be a multiple of data={sizes[DATA]} in mesh, got {batch_size}")
-    found, is_attached = targets.find(device, math.prod(sizes.values()))
-    target = found[0]
-    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=found))
+    all_devices, is_attached = targets.find(device, math.prod(sizes.values()))
+    target = all_devices[0]
+    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=all_devices))
     params = shapes_of(model, directory, config, dtype, bits, target, divided)
     decoder = Llama(config, attention, experts, kv_dtype=kv_dtype)
     decoder = decoder.on(params, divided, None if is_attached else target)
@@ -218,28 +218,28 @@ def inspect(
     return _described(inspection, programs, is_attached)
 
 
-def _described(found: Inspection, programs: ModelPrograms, is_attached: bool) -> Inspection:
+def _described(inspection: Inspection, programs: ModelPrograms, is_attached: bool) -> Inspection:
     """Returns `found` with the facts of the compiled programs."""
-    setting, began = found.lookahead, time.perf_counter()
+    setting, began = inspection.lookahead, time.perf_counter()
     try:
         reading = programs.reading(setting)
         decoding = {lookahead: programs.decoding(lookahead) for lookahead in (setting, PLAIN)}
     except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
         failure = str(error).strip() or repr(error)
-        return dataclasses.replace(found, failure=failure, compile_seconds=time.perf_counter() - began)
+        return dataclasses.replace(inspection, failure=failure, compile_seconds=time.perf_counter() - began)
     tokens, _ = division.share_size(setting, mesh_lib.size(programs.mesh, LOOKAHEAD))
-    found = dataclasses.replace(
-        found,
-        memory=_memory(found.memory.limit, programs, (reading, decoding[setting])),
+    inspection = dataclasses.replace(
+        inspection,
+        memory=_memory(inspection.memory.limit, programs, (reading, decoding[setting])),
         compile_seconds=time.perf_counter() - began,
         chunks=tuple(programs.loops(reading, setting, CHUNKS[0][0])),
         step=programs.loops(decoding[setting], setting, tokens)[-1],
         plain_step=programs.loops(decoding[PLAIN], PLAIN, 1)[-1],
     )
-    if not is_attached or not found.fits:
-        return found
+    if not is_attached or not inspection.fits:
+        return inspection
     seconds = programs.step_seconds(reading, decoding)
-    return dataclasses.replace(found, step_seconds=seconds[setting], plain_step_seconds=seconds[PLAIN])
+    return dataclasses.replace(inspection, step_seconds=seconds[setting], plain_step_seconds=seconds[PLAIN])
 
 
 def _memory(limit: int, programs: ModelPrograms, compiled: Sequence[Any]) -> ProgramMemory:

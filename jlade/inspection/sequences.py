@@ -66,23 +66,23 @@ def compiled(programs: ModelPrograms, lookahead: LookaheadConfig, limit: int) ->
     It is a lower bound: the program of steps is compiled for half of the rows, and the more rows there are, the less
     temporary memory each of them takes. Arguments are those of `from_shapes`.
     """
-    groups, found = mesh_lib.size(programs.mesh, DATA), from_shapes(programs, lookahead, limit)
-    left = limit - found.weights - found.prompt
-    num_rows = min(found.number // groups // 2, MAX_ROWS) or 1  # rows of a group
-    while found.number:
+    groups, sequences = mesh_lib.size(programs.mesh, DATA), from_shapes(programs, lookahead, limit)
+    free = limit - sequences.weights - sequences.prompt
+    num_rows = min(sequences.number // groups // 2, MAX_ROWS) or 1  # rows of a group
+    while sequences.number:
         try:
             reading, making = map(Needs.of, (read(programs, lookahead), steps(programs, lookahead, groups * num_rows)))
         except RuntimeError:  # XLA's, when a program needs more memory than the device has
-            found, num_rows = found._replace(number=found.number * (num_rows > 1)), num_rows // 2
+            sequences, num_rows = sequences._replace(number=sequences.number * (num_rows > 1)), num_rows // 2
             continue
-        row = -(-(making.arguments - found.weights) // num_rows)
+        row = -(-(making.arguments - sequences.weights) // num_rows)
         temporary = -(-(making.outputs + making.temporary) // num_rows)
-        fitting = max(0, min(left // (row + temporary), (left - reading.outputs - reading.temporary) // row))
-        found = found._replace(number=groups * fitting, row=row, temporary=temporary)
+        fitting = max(0, min(free // (row + temporary), (free - reading.outputs - reading.temporary) // row))
+        sequences = sequences._replace(number=groups * fitting, row=row, temporary=temporary)
         if fitting >= num_rows:
             break
         num_rows = fitting
-    return found
+    return sequences
 
 
 def read(programs: ModelPrograms, lookahead: LookaheadConfig) -> Any:

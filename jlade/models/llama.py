@@ -324,13 +324,13 @@ class Llama:
         attend, cached = c.attention_layers, dict(zip(c.kv_layers, cache.layers_of(self._cached_windows), strict=True))
         states = {i: (state, tree) for i, state in zip(c.recurrent_layers, cache.states, strict=True)}
         kept_of_layers, kept_of_states, padded = [], [], dict[int, tuple[jax.Array, ...]]()
-        for i, (layer, source, window, rotation, scales, own) in enumerate(
+        for i, (layer, source, window, rotation, scales, layer_inputs) in enumerate(
             zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
             if i in attend:
                 table = cache.table if window is None else None
                 prefix, earlier = (*cached[source], cache.length, table), padded.get(source)
-                context = prefix, block_mask, positions, earlier, own, states.get(i)
+                context = prefix, block_mask, positions, earlier, layer_inputs, states.get(i)
                 hidden, kept, of_state = _layer(layer, hidden, rotation, scales, *context, decoder=self, window=window)
                 if source == i:
                     padded[i] = kept
@@ -380,7 +380,7 @@ def _layer(
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
     earlier: tuple[jax.Array, ...] | None,
-    own: jax.Array | None,
+    layer_inputs: jax.Array | None,
     of_state: tuple[recurrent.RecurrentState, recurrent.Ancestry] | None,
     *,
     decoder: Llama,
@@ -389,9 +389,9 @@ def _layer(
     """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
     Those are `earlier`, of an earlier layer, for a layer without its own. With a `kv_dtype` they are in 8 bits and
-    followed by their scales. `own` [B, T, P] are its own inputs. A layer with a recurrent mixer beside attention has
-    `of_state`, the arguments of `recurrent.mix`, and returns last what it keeps of the block. Under `jax.jit`, layers
-    of one shape are traced and lowered once.
+    followed by their scales. `layer_inputs` [B, T, P] are its own inputs. A layer with a recurrent mixer beside
+    attention has `of_state`, its state and the block's tree, and returns last what it keeps of the block. Under
+    `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = decoder.config
     normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
@@ -417,7 +417,7 @@ def _layer(
     if of_state is not None:
         beside, kept_of_state = recurrent.mix(layer, normed, *of_state, c, decoder.axes)
         mixed += beside
-    return _add(layer, hidden, normed, mixed, own, decoder), kept, kept_of_state
+    return _add(layer, hidden, normed, mixed, layer_inputs, decoder), kept, kept_of_state
 
 
 @functools.partial(jax.jit, static_argnames="decoder")
@@ -447,7 +447,7 @@ def _add(
     hidden: jax.Array,
     normed: jax.Array,
     mixed: jax.Array | None,
-    own: jax.Array | None,
+    layer_inputs: jax.Array | None,
     decoder: Llama,
 ) -> jax.Array:
     """Returns the hidden states [B, T, E] with all that a layer adds: its mixer, its MLP and its own inputs."""
@@ -463,8 +463,8 @@ def _add(
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     added = norm(_feed_forward(layer, hidden, normed, decoder), layer.mlp_post_norm)
     hidden += scale(added, c.residual_scale)
-    if own is not None:
-        hidden = per_layer.add(hidden, own, layer, c)
+    if layer_inputs is not None:
+        hidden = per_layer.add(hidden, layer_inputs, layer, c)
     return hidden if layer.layer_scale is None else hidden * jnp.broadcast_to(layer.layer_scale, hidden.shape)
 
 

@@ -36,12 +36,12 @@ def inputs(per_layer: PerLayer, rows: jax.Array, embedded: jax.Array, config: Ll
     return scale(normed + of_tokens.reshape(shape), 2**-0.5)
 
 
-def add(hidden: jax.Array, own: jax.Array, layer: Any, config: LlamaConfig) -> jax.Array:
+def add(hidden: jax.Array, layer_inputs: jax.Array, layer: Any, config: LlamaConfig) -> jax.Array:
     """Returns the hidden states [B, T, E] with a layer's own inputs [B, T, P], gated by the hidden states, added.
 
     Args:
       layer: a `jlade.models.llama.LlamaLayer`.
     """
     c = config
-    gated = activate(linear(hidden, layer.input_gate), c.activation) * own
+    gated = activate(linear(hidden, layer.input_gate), c.activation) * layer_inputs
     return hidden + normalize(linear(gated, layer.input_projection), layer.input_norm, c.norm, c.norm_eps)

@@ -54,8 +54,8 @@ def ancestry(mask: jax.Array | np.ndarray, taps: int) -> Ancestry:
 
     def place(back: int) -> jax.Array:
         """Returns the place [1 or B, T] of the token that is `back` tokens before each."""
-        found = jnp.argmax(sees & (distance == back), axis=-1).astype(jnp.int32) + taps - 1
-        return jnp.where(depth > back, found, depth + taps - 2 - back)
+        in_block = jnp.argmax(sees & (distance == back), axis=-1).astype(jnp.int32) + taps - 1
+        return jnp.where(depth > back, in_block, depth + taps - 2 - back)
 
     return Ancestry(sees, jnp.stack([place(back) for back in range(taps - 1, -1, -1)], axis=-1))
 

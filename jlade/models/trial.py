@@ -123,8 +123,8 @@ def passes(
         return False
     key = TrialKey.of(subject, kernel, device, shape)
     if not may_run:
-        known = find(key)
-        return known is not None and known.passed
+        verdict = find(key)
+        return verdict is not None and verdict.passed
     return decide(key, functools.partial(compare, prepare, device)).passed
 
 
@@ -152,13 +152,13 @@ def decide(key: TrialKey, try_kernel: Callable[[], Outcome]) -> Outcome:
     A refusal is warned of when it is found, and logged at INFO when a later process reads it. An exception of
     `try_kernel` is no fault of the kernel: it is refused in this process alone.
     """
-    if (known := find(key)) is not None:
-        return known
+    if (remembered := find(key)) is not None:
+        return remembered
     path = key.path
     try:
         with _alone(path.with_suffix(".lock")) as interrupted:
-            if (known := find(key)) is not None:  # of the process that this one has waited for
-                return known
+            if (remembered := find(key)) is not None:  # of the process that this one has waited for
+                return remembered
             logger.info("Trying the kernel %r for %s, once (%s; %s).", key.kernel, key.subject, key.device, key.shape)
             verdict = Outcome(False, "ended or hung the process that tried it") if interrupted else try_kernel()
             text = json.dumps(dataclasses.asdict(key) | verdict._asdict(), indent=1) + "\n"

@@ -139,9 +139,10 @@ def _mlp(
     """
 
     def linear(rows: jax.Array, *pairs: tuple[Matrix, jax.Array | None]) -> list[jax.Array]:
-        found = multiply(rows, *(matrices for matrices, _ in pairs))
+        multiplied = multiply(rows, *(matrices for matrices, _ in pairs))
         return [
-            product if bias is None else product + spread(bias) for product, (_, bias) in zip(found, pairs, strict=True)
+            product if bias is None else product + spread(bias)
+            for product, (_, bias) in zip(multiplied, pairs, strict=True)
         ]
 
     if experts.gate is None:

@@ -129,8 +129,8 @@ def _looked_up(levels: jax.Array, codes: jax.Array) -> jax.Array:
     # Unsigned, so that they need no test for negative ones.
     places = jnp.split(codes.astype(jnp.uint32), outputs // LANES, axis=1)
     table = jnp.broadcast_to(levels, (rows, LANES))
-    found = [jnp.take_along_axis(table, each, axis=1, mode="promise_in_bounds") for each in places]
-    return jnp.concatenate(found, axis=1)
+    columns = [jnp.take_along_axis(table, each, axis=1, mode="promise_in_bounds") for each in places]
+    return jnp.concatenate(columns, axis=1)
 
 
 def _block(shape: MatrixShape) -> tuple[int, int]:
