@@ -29,11 +29,15 @@ class Kernels(NamedTuple):
     obstacle: Callable[[str, jax.Device, Any], str | None]
     may_skip: bool = False
 
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """The accepted names of implementations."""
+        return "auto", "plain", *self.names
+
     def check(self, implementation: str) -> None:
         """Raises a ValueError if `implementation` is unknown."""
-        accepted = ("auto", "plain", *self.names)
-        if implementation not in accepted:
-            names = ", ".join(map(repr, accepted))
+        if implementation not in self.implementations:
+            names = ", ".join(map(repr, self.implementations))
             raise ValueError(f"{self.subject} must be one of {names}; got {implementation!r}")
 
     def resolve(
@@ -50,7 +54,7 @@ class Kernels(NamedTuple):
         `jlade.models.trial`. Other implementations are not tried.
 
         Args:
-          implementation: "auto", "plain", or the name of a kernel.
+          implementation: one of `implementations`.
           device: the device that holds the parameters.
           shapes: of the arrays there: one or more named tuples. The kernel has a trial with each that it takes.
           may_run: whether "auto" may run a kernel on `device` to try it; otherwise only a remembered verdict counts.
