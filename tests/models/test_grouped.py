@@ -14,18 +14,16 @@ import jlade
 from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, packed
-from jlade.models import grouped, llama, products, quantization, sharding, trial
+from jlade.models import grouped, llama, products, sharding, trial
 from jlade.models.experts import Experts, mix, ways
 from jlade.models.grouped import GroupedMatrix, MatrixShape, pack, quantize_in_groups, unpack
 from jlade.models.llama import Llama
 from jlade.models.products import contest, gpu, tpu
 from jlade.models.quantization import is_quantized
-from tests import plain_llama
 from tests.conversion.test_huggingface import DEMO
 from tests.conversion.test_round_trip import assert_equal
 from tests.conversion.test_sharded import assert_placed
 from tests.models.test_experts import E, assert_same_mixtures
-from tests.models.test_llama import run_blocks
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama
 
@@ -56,17 +54,6 @@ def random_matrix(form, inputs=128, outputs=32, group=32, dtype=np.float32):
     weight = codes if form == "eight bits" else pack(codes, group)
     np.testing.assert_array_equal(unpack(weight, group).reshape(codes.shape), codes)
     return jax.tree.map(jnp.asarray, GroupedMatrix(weight, scale, **fields)), values
-
-
-def in_floating_point(params):
-    """Returns the parameters with matrices of few bits converted to floating point."""
-
-    def converted(leaf):
-        if isinstance(leaf, GroupedMatrix):
-            return leaf.values().T if len(leaf.shape) == 2 else leaf.values()
-        return leaf[jnp.arange(len(leaf.scale))] if is_quantized(leaf) else leaf
-
-    return jax.tree.map(converted, params, is_leaf=is_quantized)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -211,40 +198,6 @@ def test_no_element_moves_by_more_than_a_step(group):
     steps = np.repeat(np.abs(np.asarray(matrix.scale, np.float32)), group, axis=0)
     assert (np.abs(matrix.values() - values) <= 1.05 * steps).all()
     assert not np.asarray(matrix.values())[:group, 0].any()
-
-
-def test_groups_that_are_not_finite_stay_so():
-    values = np.ones((64, 4), np.float32)
-    values[3, 1], values[40, 2] = np.nan, np.inf
-    found = np.isfinite(quantize_in_groups(jnp.asarray(values), 32).values())
-    assert found.reshape(2, 32, 4).all(axis=1).tolist() == [[True, False, True, True], [True, True, False, True]]
-    assert not found[:32, 1].any()
-
-
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True}], ids=["untied", "tied"])
-def test_equals_the_plain_llama_with_the_rounded_weights(changes):
-    params = llama.quantize(tiny_llama(**changes), 4)
-    assert quantization.kinds(params) == ["4 bits", "int8"]
-    assert quantization.fewest_bits(params) == 4
-    tokens = np.random.default_rng(0).integers(0, 13, (1, 20), dtype=np.int32)
-    expected = [plain_llama.logits(in_floating_point(params), text) for text in tokens]
-    np.testing.assert_allclose(run_blocks(params, tokens, [20]), expected, atol=3e-5)
-    assert_equal(llama.quantize(params, 4), params)
-    with pytest.raises(ValueError, match="bits must be 4, 8 or None, got 3"):
-        llama.quantize(params, 3)
-
-
-@pytest.mark.parametrize("temperature", [0.0, slow(0.8)])
-def test_lookahead_equals_plain_decoding(temperature):
-    params = llama.quantize(tiny_llama(3, tie_embeddings=True), 4)
-    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
-    options = {"sampling": jlade.SamplingConfig(temperature=temperature), "key": jax.random.key(1)}
-    plain, ahead = (
-        jlade.generate(params, prompts, max_new_tokens=40, lookahead=each, eos_ids=(), **options)
-        for each in (None, PAPER)
-    )
-    assert_same_texts(ahead, plain)
-    assert ahead.steps.max() < plain.steps.max()
 
 
 @pytest.mark.slow
