@@ -157,7 +157,7 @@ class LlamaConfig:
     # The last layers, which read keys and values of the last one before them that also has a window, or none (Gemma 4)
     shared_kv_layers: int = 0
     wide_mlp: bool = False  # whether MLPs of these layers have twice the inner size
-    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.per_layer` (Gemma 4)
+    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.llama.PerLayer`
     per_layer_vocab_size: int = 0
 
     # One of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma), and "rms_late" rounds after them (Gemma 4)

@@ -47,10 +47,10 @@ def project(
     return queries, jnp.concatenate([latent, shared], axis=-1)
 
 
-def values(value_up: jax.Array, mixed: jax.Array) -> jax.Array:
+def values(layer: Any, mixed: jax.Array) -> jax.Array:
     """Returns the values [B, T, H, V] of the weighted sums of keys [B, T, H, D]."""
-    rank = value_up.shape[-1]
-    up = value_up.reshape(mixed.shape[2], -1, rank)
+    rank = layer.value_up.shape[-1]
+    up = layer.value_up.reshape(mixed.shape[2], -1, rank)
     return _by_head("bthr,hvr->bthv", mixed[..., :rank], up)
 
 

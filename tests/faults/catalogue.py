@@ -245,7 +245,7 @@ FAULTS = (
     ),
     Fault(
         "tokens see those that pad their block",
-        "jlade.models.padding.pad_block",
+        "jlade.models.llama.pad_block",
         lambda right: (
             lambda tokens, positions, mask: (
                 *(padded := right(tokens, positions, mask))[:2],

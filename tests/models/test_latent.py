@@ -49,7 +49,7 @@ def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     mixed = np.einsum("bhts,bsd->bthd", scores, keys[:, :, 0])
     own_values = np.einsum("hvr,btr->bthv", by_head(layer.value_up), latents)
     wanted = np.einsum("bhts,bshv->bthv", scores, own_values)
-    np.testing.assert_allclose(latent.values(layer.value_up, mixed), wanted, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(latent.values(layer, mixed), wanted, rtol=1e-3, atol=1e-2)
 
 
 def test_the_cache_has_one_latent_for_a_token_and_layer():
