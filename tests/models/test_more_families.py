@@ -21,6 +21,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
 NEW_TOKENS = 40
 PROMPT_LENGTHS = (17, 9)  # the texts are longer than every window
 SLIDING = ["sliding_attention", "full_attention"]
+
+
+def rope_of_full_attention(**settings):
+    """Returns the rotation of layers without a window; that of the others is plain."""
+    others = {"rope_type": "default", "rope_theta": 50.0}
+    return {"rope_parameters": {"full_attention": settings, "sliding_attention": others}}
+
+
 RECURRENT = {
     "layer_types": ["linear_attention", "full_attention"],
     "head_dim": 16,
@@ -85,14 +93,8 @@ GEMMA_4 = {
     "sliding_window": 7,
     "hidden_size_per_layer_input": 0,
 }
-GEMMA_4 |= {
-    "num_hidden_layers": 4,
-    "layer_types": [*SLIDING, *SLIDING],
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-    },
-}
+GEMMA_4 |= {"num_hidden_layers": 4, "layer_types": [*SLIDING, *SLIDING]}
+GEMMA_4 |= rope_of_full_attention(rope_type="proportional", rope_theta=500.0, partial_rotary_factor=0.25)
 CASES = {
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
@@ -103,12 +105,7 @@ CASES = {
     "gemma3_text": (
         "Gemma3Text",
         {"head_dim": 12, "sliding_window": 7, "layer_types": SLIDING, "query_pre_attn_scalar": 10}
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            }
-        },
+        | rope_of_full_attention(rope_type="linear", factor=8.0, rope_theta=500.0),
     ),
     "gemma4_text": (
         "Gemma4Text",
@@ -160,12 +157,7 @@ CASES = {
     "olmo3": (
         "Olmo3",
         {"sliding_window": 7, "layer_types": SLIDING}
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            }
-        },
+        | rope_of_full_attention(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
     ),
     "granite": (
         "Granite",
