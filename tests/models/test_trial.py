@@ -415,6 +415,13 @@ def test_a_decoder_of_tracers_or_on_several_devices_is_plain(on_tpu, monkeypatch
     assert not on_tpu
 
 
+def test_a_decoder_for_an_absent_device_has_its_kernel_without_a_trial(monkeypatch):
+    monkeypatch.setattr(trial, "passes", pytest.fail)
+    params = tiny_llama()
+    for shapes in (params, jax.eval_shape(lambda: params)):
+        assert Llama(params.config).on(shapes, absent=TPU) == Llama(params.config, "tpu")
+
+
 def test_nothing_happens_on_a_cpu(monkeypatch, cache_directory):
     monkeypatch.setattr(Kernels, "resolve", pytest.fail)
     monkeypatch.setattr(jax, "eval_shape", pytest.fail)
