@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks import report
 from jlade.mesh import default_device
-from jlade.models.attention import Operands, attend, resolve
+from jlade.models.attention import KERNELS, HeadShape, Operands, attend
 
 FULL: dict[str, Any] = {
     "layers": 32,
@@ -138,10 +138,10 @@ def float32(arrays: Any) -> Any:
 
 def _implementations(dtype: str, heads: tuple[int, int], head_dim: int, console: Console) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reasons against the others."""
-    running = []
+    running, shapes = [], [HeadShape(*heads, head_dim, dtype)]
     for implementation in ("plain", "gpu", "tpu"):
         try:
-            running.append(resolve(implementation, default_device(), dtype, *heads, head_dim))
+            running.append(KERNELS.resolve(implementation, default_device(), shapes))
         except ValueError as error:
             console.print(f"left out: {error}", soft_wrap=True)
     return running

@@ -49,12 +49,11 @@ from jlade.costs.estimate import Rates
 from jlade.inspection import targets
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import STARTS, Launch, launches
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import default_device, num_bytes
 from jlade.models.attention import plain
 from jlade.models.base import cache_shapes
 from jlade.models.grouped import is_grouped
-from jlade.models.implementations import Implementations, resolve_unattached
 from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
 # The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
@@ -202,7 +201,7 @@ def _compiled(
         sliding_windows=config.sliding_windows[:layers],
     )
     params = shapes_of(first, bits, levels)
-    decoder = Llama(first, *resolve_unattached(first, Implementations(attention, "auto", "auto"), params, target, None))
+    decoder = Llama(first, attention).on(params, absent=target)
     programs = ModelPrograms(params, decoder, target, batch_size, capacity)
     module = Module(programs.decoding(lookahead).as_text(), programs.experts_read(lookahead.block_size))
     return module, module.body(module.loops(module.entry)[-1])

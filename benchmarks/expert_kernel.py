@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import report
 from benchmarks.attention import copy_rate, float32, seconds
 from jlade.mesh import default_device
-from jlade.models.experts import Experts, ExpertShape, hopper, mix, resolve, ways
+from jlade.models.experts import KERNELS, Experts, ExpertShape, hopper, mix, ways
 
 # Experts, those of a token, and sizes
 FULL = {
@@ -94,7 +94,7 @@ def main() -> None:
 def _implementations(shape: ExpertShape, console: Console) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reason against the kernel."""
     try:
-        return ["plain", resolve("gpu", default_device(), shape)]
+        return ["plain", KERNELS.resolve("gpu", default_device(), [shape])]
     except ValueError as error:
         console.print(f"left out: {error}", soft_wrap=True)
         return ["plain"]

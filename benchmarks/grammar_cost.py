@@ -26,7 +26,7 @@ from jlade.constraints.moves import DEAD
 from jlade.constraints.tokens import Table
 from jlade.decoding.state import Inputs
 from jlade.generation.lookahead import with_sources
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.models.llama import LlamaConfig, init_params
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -55,17 +55,17 @@ def make_mesh(
     """
     sizes = {name: check_int(name, value, 1) for name, value in zip(AXES, (data, lookahead, model), strict=True)}
     all_devices = jax.devices() if devices is None else list(devices)
-    needed, asked = math.prod(sizes.values()), ", ".join(f"{name}={value}" for name, value in sizes.items())
+    needed, shown = math.prod(sizes.values()), ", ".join(f"{name}={value}" for name, value in sizes.items())
     if needed > len(all_devices):
         raise ValueError(
-            f"{asked} needs {needed} devices, and there are {len(all_devices)}: the product of the sizes must be at "
+            f"{shown} needs {needed} devices, and there are {len(all_devices)}: the product of the sizes must be at "
             f"most {len(all_devices)}"
         )
     used = all_devices[:needed]
     idle = {device.process_index for device in all_devices} - {device.process_index for device in used}
     if idle:
         raise ValueError(
-            f"{asked} uses {needed} of {len(all_devices)} devices and leaves process {min(idle)} without any: make the "
+            f"{shown} uses {needed} of {len(all_devices)} devices and leaves process {min(idle)} without any: make the "
             f"product of the sizes {len(all_devices)}"
         )
     # Not `jax.make_mesh`: it refuses the GPUs of several hosts, and on some TPUs sizes that split a physical axis.
@@ -277,8 +277,8 @@ def _in_program(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         return function(*args, **kwargs)
 
     def run(*arrays_in_auto: jax.Array) -> T:
-        given = dict(zip(arrays, arrays_in_auto, strict=True))
-        args, kwargs = jax.tree.unflatten(structure, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+        replaced = dict(zip(arrays, arrays_in_auto, strict=True))
+        args, kwargs = jax.tree.unflatten(structure, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
         return function(*args, **kwargs)
 
     whole = NamedSharding(mesh, PartitionSpec())

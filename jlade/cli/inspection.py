@@ -24,12 +24,11 @@ from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import SCALE, check_dtype, expected_tensors
 from jlade.conversion.weight_files import Tensor
-from jlade.costs import choice
-from jlade.costs import memory as memory_lib
+from jlade.costs import choice, devices
 from jlade.errors import check_int
 from jlade.generation import chat_template, placement, tokenizer_files
 from jlade.inspection import sequences
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import names
 from jlade.lookahead.names import label
@@ -98,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
     lookahead = choice.choose(shapes, decoder, batch_size)
     rows = ModelPrograms(shapes, decoder, device, batch_size, length)
     setting = dataclasses.replace(lookahead, relative_step_time=None)
-    fitting = sequences.from_shapes(rows, setting, memory_lib.of_attached(device))
+    fitting = sequences.from_shapes(rows, setting, devices.memory_of_attached(device))
     tuned = choice.find_all(shapes, decoder)
     facts = {
         "path": str(options.model or options_lib.DEMO),

@@ -52,9 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_implementations(parser: argparse._ActionsContainer) -> None:
     """Adds the choices among kernels."""
     parser.add_argument(
-        "--attention", choices=attention.IMPLEMENTATIONS, help="implementation of attention (default: auto)"
+        "--attention", choices=attention.KERNELS.implementations, help="implementation of attention (default: auto)"
     )
-    parser.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="implementation of experts (default: auto)")
+    parser.add_argument(
+        "--experts", choices=experts.KERNELS.implementations, help="implementation of experts (default: auto)"
+    )
 
 
 def check(options: argparse.Namespace) -> None:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.models.architecture import is_matrix
+from jlade.models.layers import Observed
 from jlade.models.llama import LlamaLayer, LlamaParams
-from jlade.models.observed import Observed
 
 WINDOW = 512  # tokens that are read at once
 

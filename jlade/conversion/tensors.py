@@ -17,8 +17,7 @@ from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
-from jlade.models.llama import OUTPUT_BITS, LlamaConfig, LlamaLayer, LlamaParams, quantize
-from jlade.models.per_layer import PerLayer
+from jlade.models.llama import OUTPUT_BITS, LlamaConfig, LlamaLayer, LlamaParams, PerLayer, quantize
 from jlade.models.quantization import is_quantized
 
 EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"

@@ -1,9 +1,13 @@
-"""Devices: the data sheet of each, with the description that its compiler takes, and the processor's name."""
+"""Devices: the data sheet of each, with the description that its compiler takes, and those of this machine."""
 
 import functools
+import logging
+import os
 import pathlib
 import platform
 from typing import NamedTuple
+
+import jax
 
 
 class Tpu(NamedTuple):
@@ -74,12 +78,14 @@ ARCHITECTURES[8, 0] = 64, 167936
 UNKNOWN = DEVICES["rtx3090"]  # the least arithmetic per byte of all of them
 MACHINE = 8  # GPUs that are linked; others are reached over the network. A TPU's links reach a whole slice.
 NETWORK = 50.0  # gigabytes per second, each way, of each GPU: InfiniBand with 400 Gbit/s, as in a DGX H100
+EXTRAS = {"an NVIDIA GPU": ("cuda12", "cuda13"), "a TPU": ("tpu",)}  # of the package, with the plugins of JAX
+DEVICE_FILES = {"an NVIDIA GPU": ("dev/nvidia[0-9]*",), "a TPU": ("dev/accel[0-9]*", "dev/vfio/[0-9]*")}
 
 
 def of_kind(device_kind: str) -> Device:
     """Returns the device of JAX's `device_kind`, by the longest part of it that is known, or else `UNKNOWN`."""
-    known = (device for device in DEVICES.values() if device.part in device_kind)
-    return max(known, key=lambda device: len(device.part), default=UNKNOWN)
+    matching = (device for device in DEVICES.values() if device.part in device_kind)
+    return max(matching, key=lambda device: len(device.part), default=UNKNOWN)
 
 
 def named(name: str, *others: str) -> Device:
@@ -100,3 +106,64 @@ def processor() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return name or platform.processor() or platform.machine()
+
+
+def memory_of(name: str) -> int:
+    """Returns the bytes of a device's memory. `name` is a key of `DEVICES`, or "cpu"."""
+    return DEVICES[name].memory if name in DEVICES else _of_host()
+
+
+def memory_of_attached(device: jax.Device) -> int:
+    """Returns the bytes of an attached device's memory that JAX may use."""
+    stats = device.memory_stats()
+    return _of_host() if stats is None else int(stats["bytes_limit"])
+
+
+def _of_host() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_bytes(device: jax.Device) -> int:
+    """Returns the bytes that new arrays may take on a device."""
+    stats = device.memory_stats()
+    if stats is not None:
+        return max(0, int(stats["bytes_limit"] - stats["bytes_in_use"]))
+    # A CPU, with the memory of the host and the limit of the process.
+    try:
+        available = int(_field("/proc/meminfo", "MemAvailable")) * 1024
+        used = int(_field("/proc/self/status", "VmSize")) * 1024
+        limit = pathlib.Path("/proc/self/limits").read_text().partition("Max address space")[2].split()[0]
+    except OSError:  # not Linux
+        return 0
+    return available if limit == "unlimited" else max(0, min(available, int(limit) - used))
+
+
+def _field(file: str, name: str) -> str:
+    """Returns the number of a line "name: number kB"."""
+    return pathlib.Path(file).read_text().partition(f"{name}:")[2].split()[0]
+
+
+def unseen(root: pathlib.Path = pathlib.Path("/")) -> str | None:
+    """Returns a message if the machine has a GPU or TPU and JAX uses the CPU though nobody asked for it.
+
+    Without its plugin for the device, JAX runs on the CPU and says nothing.
+
+    Args:
+      root: the root of the file system.
+    """
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]  # those that the user chose, or None
+    if (platforms and "cpu" in platforms.split(",")) or jax.default_backend() != "cpu":
+        return None
+    for device, patterns in DEVICE_FILES.items():
+        if any(any(root.glob(pattern)) for pattern in patterns):
+            installs = " or ".join(f'pip install "jlade[{extra}]"' for extra in EXTRAS[device])
+            return f"this machine has {device}, but JAX runs on the CPU: {installs}, see docs/install.md"
+    return None
+
+
+@functools.cache
+def log_unseen() -> None:
+    """Logs the message of `unseen` once in a process, as a warning of the logger "jlade"."""
+    message = unseen()
+    if message is not None:
+        logging.getLogger("jlade").warning("%s", message)

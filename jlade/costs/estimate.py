@@ -162,9 +162,9 @@ def estimate(
         return step_time(device, division.share_size(setting, lookahead)[0], batch_size, weights)
 
     if weights.config is not None:
-        known = {PLAIN: 1.0} | settings_lib.measured()
-        tried = [PLAIN, *(setting for setting in settings if setting in known)]
-        return max(tried, key=lambda setting: known[setting] / step(setting).total)
+        tokens = {PLAIN: 1.0} | settings_lib.measured()
+        tried = [PLAIN, *(setting for setting in settings if setting in tokens)]
+        return max(tried, key=lambda setting: tokens[setting] / step(setting).total)
     if platform == "cpu":
         return SMALL_BLOCK
     return next((setting for setting in settings if step(setting).arithmetic <= step(setting).memory), PLAIN)

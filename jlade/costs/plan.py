@@ -11,13 +11,11 @@ from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import devices, estimate
-from jlade.costs import memory as memory_lib
 from jlade.costs import settings as settings_lib
 from jlade.costs import work as work_lib
 from jlade.costs.devices import MACHINE, NETWORK, Device
-from jlade.costs.memory import MemoryEstimate
 from jlade.costs.settings import Source
-from jlade.costs.work import Collective, MeshShape, Shard, Work
+from jlade.costs.work import Collective, MemoryEstimate, MeshShape, Shard, Work
 from jlade.errors import check_int
 from jlade.lookahead import names
 from jlade.models import kv_rounding, quantization, sharding
@@ -284,7 +282,7 @@ def _option(
     device: Device,
 ) -> Option:
     work = work_lib.work(shard, layout, setting, batch_size, capacity)
-    memory = memory_lib.of_step(shard, layout, setting, batch_size, capacity)
+    memory = work_lib.memory(shard, layout, setting, batch_size, capacity)
     step = step_time(work, shard.config.num_parts / 2, device)
     if setting != PLAIN:
         drafting = DRAFTING * step.total

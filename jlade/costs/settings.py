@@ -85,8 +85,8 @@ def tokens_per_step(setting: LookaheadConfig, source: Source) -> float:
         return 1.0
     if source == "paper":
         return paper(setting)
-    known = measured()
-    if setting not in known:
-        shown = "; ".join(map(names.label, known))
+    tokens = measured()
+    if setting not in tokens:
+        shown = "; ".join(map(names.label, tokens))
         raise ValueError(f'compression="{source}" was measured at {shown}; got {names.label(setting)}: give a number')
-    return known[setting]
+    return tokens[setting]

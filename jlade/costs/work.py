@@ -1,5 +1,6 @@
-"""The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes and collectives."""
+"""The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes, collectives and memory."""
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from jlade.models.quantization import dense_shape, is_quantized
 from jlade.vocabulary import VocabularyShard
 
 FLOAT32 = 8  # times the arithmetic of bfloat16: six passes on TPUs, and up to 16 times the time on GPUs
+CHUNK = 512  # tokens of a prompt that are read at once
+PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
 
 
@@ -135,6 +138,19 @@ class Work(NamedTuple):
         return sum(part.flops for part in self.parts)
 
 
+class MemoryEstimate(NamedTuple):
+    """Bytes of a device's memory. `temporary` is an allowance: compilers decide it."""
+
+    weights: int
+    cache: int
+    pool: int  # and the states of other sources of drafts
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
 def shard(params: LlamaParams, model: int, kv_dtype: str | None = None) -> Shard:
     """Returns the part of a model on each of `model` devices, which `jlade.models.sharding.can_divide` accepts.
 
@@ -203,6 +219,31 @@ def work(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: 
     )
 
 
+def memory(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: int, capacity: int) -> MemoryEstimate:
+    """Returns the memory of a device. Arguments are those of `work`."""
+    c, sequences = shard.config, batch_size // layout.data
+    _, outputs = share_size(setting, layout.lookahead)
+    inner = max(c.intermediate_size, c.dense_size) // layout.model
+    if c.num_experts:  # the tokens of each expert, in and out
+        inner += 2 * c.experts_per_token * (c.expert_width + c.expert_size)
+    chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
+    if c.recurrence is not None and c.recurrence.has_memory:  # products of each two tokens of a chunk
+        chunk += round(4 * 4 * CHUNK**2 * c.recurrence.value_heads * shard.recurrent_share)
+    return MemoryEstimate(
+        weights=shard.num_bytes,
+        cache=sequences * cache_bytes(shard, capacity),
+        pool=sequences * _source_bytes(setting, c.vocab_size),
+        temporary=PROGRAM + sequences * (chunk + 4 * outputs * shard.vocab_size),
+    )
+
+
+@functools.cache
+def _source_bytes(setting: LookaheadConfig, vocab_size: int) -> int:
+    """Returns the bytes of the states of the sources of drafts of a sequence. They are whole on each device."""
+    states = jax.eval_shape(Sources.of(setting, VocabularyShard(vocab_size)).empty)
+    return sum(state.size * state.dtype.itemsize for state in jax.tree.leaves(states))
+
+
 def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
     return _entry_bytes(shard, capacity, shard.config.kv_layers) + _state_bytes(shard)
@@ -237,7 +278,7 @@ def _recurrent_flops(shard: Shard, tokens: int) -> int:
 
 def _collectives(shard: Shard, layout: MeshShape, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
     """Returns the collectives of a step: see `jlade.decoding.step` and `jlade.models.llama`."""
-    c, found = shard.config, []
+    c, collectives = shard.config, []
     tokens, outputs = share_size(setting, layout.lookahead)
     whole = share_size(setting, 1)[1]
     reads = bool(Sources.of(setting, VocabularyShard(c.vocab_size)).readers.sources)
@@ -256,16 +297,18 @@ def _collectives(shard: Shard, layout: MeshShape, setting: LookaheadConfig, sequ
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
             if reads:  # the highest logits of each slice and their tokens
                 arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
-        found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
+        collectives.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
         # Predictions; keys, values and updates.
         arrays = [4 * sequences * whole, sequences * setting.max_accepted * _kept_bytes(shard)]
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if reads else []
-        found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
+        collectives.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
     if layout.data > 1:
-        found.append(Collective(layout.data, layout.num_devices, 1, 4))  # the number of sequences that have not ended
-    return tuple(found)
+        collectives.append(
+            Collective(layout.data, layout.num_devices, 1, 4)
+        )  # the number of sequences that have not ended
+    return tuple(collectives)
 
 
 def _kept_bytes(shard: Shard) -> int:

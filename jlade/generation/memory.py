@@ -10,7 +10,7 @@ import jax
 from rich.filesize import decimal
 
 from jlade import mesh as mesh_lib
-from jlade.costs.memory import free_bytes
+from jlade.costs import devices
 from jlade.decoding import prefill, sharding
 from jlade.decoding.state import DecodeState
 from jlade.generation.prompts import SMALLEST_CAPACITY
@@ -35,7 +35,7 @@ def explained(device: jax.Device, explain: Callable[[int], str]) -> Iterator[Non
         if not isinstance(error, MemoryError) and not any(sign in message.lower() for sign in SIGNS):
             raise
         traceback.clear_frames(error.__traceback__)
-        free, first_line = free_bytes(device), message.partition("\n")[0]
+        free, first_line = devices.free_bytes(device), message.partition("\n")[0]
         raise MemoryError(
             f"{device} is out of memory, with {decimal(free)} free: {explain(free)} ({first_line or 'MemoryError'})"
         ) from error

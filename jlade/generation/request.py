@@ -12,7 +12,7 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.config import SamplingConfig
 from jlade.constraints.tokens import Table
-from jlade.costs import attached
+from jlade.costs import devices
 from jlade.costs.learned import Learned
 from jlade.decoding.sampling import Sampling, to_arrays
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
@@ -91,7 +91,7 @@ def resolve(params: Params, options: Options, batch_size: int) -> Setup:
 
     Of the options it reads those that say which model runs where, with which setting, and what is recorded.
     """
-    attached.log_unseen()
+    devices.log_unseen()
     tokenizer = text.tokenizer_of(params) if options.tokenizer is None else options.tokenizer
     decoder, mesh = placement.check(params, options.decoder, options.mesh, options.kv_dtype)
     if tokenizer is not None:

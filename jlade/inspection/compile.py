@@ -21,14 +21,14 @@ from jlade.generation.options import Options, unknown
 from jlade.generation.prompts import NO_PROMPT
 from jlade.generation.text import Tokenizer
 from jlade.generation.tokenizer_files import load_tokenizer
-from jlade.inspection import model as model_lib
 from jlade.inspection import targets
+from jlade.inspection.model_programs import Source, find_model, shapes_of
 from jlade.models.llama import Llama, LlamaParams
 
 
 @mesh_lib.without_ambient_mesh()
 def compile(
-    model: model_lib.Source,
+    model: Source,
     output: str | os.PathLike[str],
     device: str = "cpu",
     *,
@@ -63,31 +63,31 @@ def compile(
     """
     _check("calls", options, {field.name for field in dataclasses.fields(Options)}, output)
     check_int("batch_size", batch_size, 1)
-    found = _find(model, device, dtype, bits, capacity)
-    given = {"tokenizer": found.tokenizer, "max_new_tokens": capacity - 1} | options
-    params, target = found.params, found.target
-    decoder = found.decoder(attention, experts, given.get("kv_dtype"))
-    with jax.default_device(target if found.is_attached else None):
-        if not found.is_attached and given.get("lookahead", "auto") == "auto":
-            given["lookahead"] = choice.estimated(params, batch_size, None, target)
-        of_call = Options(**given)
+    source = _find(model, device, dtype, bits, capacity)
+    arguments = {"tokenizer": source.tokenizer, "max_new_tokens": capacity - 1} | options
+    params, target = source.params, source.target
+    decoder = source.decoder(attention, experts, arguments.get("kv_dtype"))
+    with jax.default_device(target if source.is_attached else None):
+        if not source.is_attached and arguments.get("lookahead", "auto") == "auto":
+            arguments["lookahead"] = choice.estimated(params, batch_size, None, target)
+        of_call = Options(**arguments)
         setup = request.resolve(params, of_call, batch_size)
-        asked = request.fill(params, setup, [NO_PROMPT] * batch_size, of_call)
+        filled = request.fill(params, setup, [NO_PROMPT] * batch_size, of_call)
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
-    decode_config = dataclasses.replace(asked.config, decoder=decoder, chunks=chunks)
+    decode_config = dataclasses.replace(filled.config, decoder=decoder, chunks=chunks)
 
     def run() -> None:
-        state = loop.decode(params, asked.inputs, decode_config)
+        state = loop.decode(params, filled.inputs, decode_config)
         if turns:
-            loop.decode(params, earlier.continued(asked.inputs, state), decode_config)
+            loop.decode(params, earlier.continued(filled.inputs, state), decode_config)
 
     made = targets.programs_of(run, target, anew=True)
-    saved_programs.save(output, made, target, saved_programs.facts_of(params, asked.inputs, decode_config))
+    saved_programs.save(output, made, target, saved_programs.facts_of(params, filled.inputs, decode_config))
 
 
 @mesh_lib.without_ambient_mesh()
 def compile_engine(
-    model: model_lib.Source,
+    model: Source,
     output: str | os.PathLike[str],
     device: str = "cpu",
     *,
@@ -111,15 +111,15 @@ def compile_engine(
       RuntimeError: the compiler cannot be used, or a program needs more memory than the device has.
     """
     _check("engines", options, set(inspect.signature(Engine).parameters) - {"params"}, output)
-    found = _find(model, device, dtype, bits)
-    given = {"tokenizer": found.tokenizer, "decoder": found.decoder(attention, experts, options.get("kv_dtype"))}
-    params, place = found.params, jax.default_device(found.target if found.is_attached else None)
-    if not found.is_attached:  # an engine asks its parameters for their device
-        there = SingleDeviceSharding(found.target)
+    source = _find(model, device, dtype, bits)
+    arguments = {"tokenizer": source.tokenizer, "decoder": source.decoder(attention, experts, options.get("kv_dtype"))}
+    params, place = source.params, jax.default_device(source.target if source.is_attached else None)
+    if not source.is_attached:  # an engine asks its parameters for their device
+        there = SingleDeviceSharding(source.target)
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), params)
-    with place, Engine(params, **(given | options)) as engine:
-        made = targets.programs_of(lambda: collections.deque(engine.compile(), maxlen=0), found.target, anew=True)
-        saved_programs.save(output, made, found.target, engine_lib.facts_of(engine))
+    with place, Engine(params, **(arguments | options)) as engine:
+        made = targets.programs_of(lambda: collections.deque(engine.compile(), maxlen=0), source.target, anew=True)
+        saved_programs.save(output, made, source.target, engine_lib.facts_of(engine))
 
 
 class _Found(NamedTuple):
@@ -134,7 +134,7 @@ class _Found(NamedTuple):
         """Returns the decoder with its implementations for the device."""
         decoder = Llama(self.params.config, attention, experts, kv_dtype=kv_dtype)
         with jax.default_device(self.target if self.is_attached else None):
-            return model_lib.resolved(decoder, self.params, self.target, self.is_attached)
+            return decoder.on(self.params, absent=None if self.is_attached else self.target)
 
 
 def _check(users: str, options: dict[str, Any], accepted: set[str], output: str | os.PathLike[str]) -> None:
@@ -146,11 +146,11 @@ def _check(users: str, options: dict[str, Any], accepted: set[str], output: str 
         raise ValueError(f"output must not exist yet, got {os.fspath(output)!r}")
 
 
-def _find(model: model_lib.Source, device: str, dtype: Any, bits: int | None, capacity: int = 2) -> _Found:
-    directory, config = model_lib.find(model, dtype, bits, capacity)
+def _find(model: Source, device: str, dtype: Any, bits: int | None, capacity: int = 2) -> _Found:
+    directory, config = find_model(model, dtype, bits, capacity)
     if directory is None:
         tokenizer = text.tokenizer_of(model)
     elif (tokenizer := load_tokenizer(directory, strict=False)) is not None:
         config = stop_strings.end_tokens(config, tokenizer)
     (target, *_), is_attached = targets.find(device)
-    return _Found(model_lib.shapes(model, directory, config, dtype, bits, target), tokenizer, target, is_attached)
+    return _Found(shapes_of(model, directory, config, dtype, bits, target), tokenizer, target, is_attached)

@@ -1,10 +1,10 @@
-"""Facts about the loops of a compiled program: copies, kernels, loops that the host drives, and the time of a round.
+"""Facts about a compiled program: its memory, and of its loops copies, kernels, host loops and the time of a round.
 
 On the text of any device's program, which `jlade.inspection.targets` compiles without the device.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jlade.costs.estimate import Rates, Time, time
 from jlade.inspection.hlo import Instruction, Module
@@ -18,6 +18,21 @@ MOVES = frozenset(
     ]
 )
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+class Needs(NamedTuple):
+    """Bytes that a compiled program needs. Outputs in an argument's memory are not counted."""
+
+    arguments: int
+    outputs: int
+    temporary: int
+
+    @classmethod
+    def of(cls, program: Any) -> "Needs":
+        """Returns those of a `jax.stages.Compiled`."""
+        stats = program.memory_analysis()
+        outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return cls(stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes)
 
 
 class Sizes(NamedTuple):
@@ -87,12 +102,12 @@ def _exchanged(launch: Launch) -> list[int]:
 
 def _branches(module: Module, computation: str) -> int:
     """Returns the number of loops and conditionals in a computation, inner ones included."""
-    found = 0
+    count = 0
     for instruction in module.computations[computation].values():
         if instruction.opcode in ("while", "conditional", "call"):
-            found += instruction.opcode != "call"
-            found += sum(_branches(module, called) for called in instruction.called)
-    return found
+            count += instruction.opcode != "call"
+            count += sum(_branches(module, called) for called in instruction.called)
+    return count
 
 
 def _is_copy(launch: Launch, sizes: Sizes) -> bool:
@@ -110,8 +125,10 @@ def _is_copy(launch: Launch, sizes: Sizes) -> bool:
     read = {operand.size for operand in launch.operands}
     if any(array.size in sizes.tables & read and array.dtype == "s32" for array in arrays):
         return True
-    found = {array.size for array in arrays} - {0}
-    if found.isdisjoint(sizes.cache_layers) and not any(n % size == 0 for n in found for size in sizes.weights - {0}):
+    array_sizes = {array.size for array in arrays} - {0}
+    if array_sizes.isdisjoint(sizes.cache_layers) and not any(
+        n % size == 0 for n in array_sizes for size in sizes.weights - {0}
+    ):
         return False
     return any(_is_carried(launch, name) for name in launch.instruction.operands)
 

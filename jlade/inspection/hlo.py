@@ -57,8 +57,8 @@ class Instruction(NamedTuple):
     @property
     def estimated_cycles(self) -> int:
         """The TPU compiler's estimate, 0 where there is none."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
-        return int(found[1]) if found else 0
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
+        return int(match[1]) if match else 0
 
 
 Computation = dict[str, Instruction]
@@ -105,13 +105,13 @@ class Module:
 
     def loops(self, computation: str) -> list[Instruction]:
         """Returns the loops of a computation, those inside conditionals and calls included, outermost alone."""
-        found = []
+        loops = []
         for instruction in self.computations[computation].values():
             if instruction.opcode == "while":
-                found.append(instruction)
+                loops.append(instruction)
             elif instruction.opcode in ("conditional", "call"):
-                found += [loop for called in instruction.called for loop in self.loops(called)]
-        return found
+                loops += [loop for called in instruction.called for loop in self.loops(called)]
+        return loops
 
     def body(self, loop: Instruction) -> str:
         """Returns the name of a loop's body."""
@@ -122,9 +122,9 @@ class Module:
         return self._part(loop, "condition")
 
     def _part(self, loop: Instruction, name: str) -> str:
-        found = re.search(rf"\b{name}=%([\w.\-]+)", loop.attributes)
-        assert found is not None, loop
-        return found[1]
+        match = re.search(rf"\b{name}=%([\w.\-]+)", loop.attributes)
+        assert match is not None, loop
+        return match[1]
 
     def shape(self, computation: str, name: str) -> ArrayShape:
         """Returns the shape of a value, the first one of a tuple."""

@@ -3,27 +3,24 @@
 import bisect
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.costs import choice
-from jlade.costs import memory as memory_lib
+from jlade.costs import choice, devices
 from jlade.costs.estimate import Rates
 from jlade.decoding.state import CHUNKS
 from jlade.errors import check_int
-from jlade.inspection import model as model_lib
 from jlade.inspection import sequences, targets
-from jlade.inspection.compiled import Loop
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.compiled import Loop, Needs
+from jlade.inspection.model_programs import ModelPrograms, Source, find_model, shapes_of
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
 from jlade.models import kv_rounding, quantization, sharding
-from jlade.models.llama import Llama, LlamaParams
+from jlade.models.llama import Llama
 
 
 class ProgramMemory(NamedTuple):
@@ -104,8 +101,8 @@ class Inspection:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values; those of a program that the compiler refused are None."""
-        own = "device device_kind mesh attention experts batch_size capacity dtype bits kv_dtype fits"
-        result = {name: getattr(self, name) for name in own.split()}
+        fields = "device device_kind mesh attention experts batch_size capacity dtype bits kv_dtype fits"
+        result = {name: getattr(self, name) for name in fields.split()}
         result |= {
             "lookahead": names.name(self.lookahead),
             "memory_bytes": self.memory.limit,
@@ -139,7 +136,7 @@ class Inspection:
 
 @mesh_lib.without_ambient_mesh()
 def inspect(
-    model: LlamaParams | str | os.PathLike[str],
+    model: Source,
     device: str,
     *,
     dtype: Any = None,
@@ -182,7 +179,7 @@ def inspect(
     """
     check_int("batch_size", batch_size, 1)
     kv_rounding.check(kv_dtype)
-    directory, config = model_lib.find(model, dtype, bits, capacity)
+    directory, config = find_model(model, dtype, bits, capacity)
     sizes = {} if mesh is None else mesh
     for name, size in sizes.items():
         if name not in mesh_lib.AXES:
@@ -190,20 +187,18 @@ def inspect(
         check_int(f"mesh[{name!r}]", size, 1)
     if batch_size % sizes.get(DATA, 1):
         raise ValueError(f"batch_size must be a multiple of data={sizes[DATA]} in mesh, got {batch_size}")
-    devices, is_attached = targets.find(device, math.prod(sizes.values()))
-    target = devices[0]
-    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
-    params = model_lib.shapes(model, directory, config, dtype, bits, target, divided)
+    all_devices, is_attached = targets.find(device, math.prod(sizes.values()))
+    target = all_devices[0]
+    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=all_devices))
+    params = shapes_of(model, directory, config, dtype, bits, target, divided)
     decoder = Llama(config, attention, experts, kv_dtype=kv_dtype)
-    decoder = model_lib.resolved(decoder, params, target, is_attached, divided)
+    decoder = decoder.on(params, divided, None if is_attached else target)
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
         lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
-    programs, limit = (
-        ModelPrograms(params, decoder, target, batch_size, capacity, divided, rates),
-        memory_lib.of_device(device),
-    )
+    programs = ModelPrograms(params, decoder, target, batch_size, capacity, divided, rates)
+    limit = devices.memory_of(device)
     inspection = Inspection(
         device=device,
         device_kind=target.device_kind,
@@ -223,33 +218,33 @@ def inspect(
     return _described(inspection, programs, is_attached)
 
 
-def _described(found: Inspection, programs: ModelPrograms, is_attached: bool) -> Inspection:
+def _described(inspection: Inspection, programs: ModelPrograms, is_attached: bool) -> Inspection:
     """Returns `found` with the facts of the compiled programs."""
-    setting, began = found.lookahead, time.perf_counter()
+    setting, began = inspection.lookahead, time.perf_counter()
     try:
         reading = programs.reading(setting)
         decoding = {lookahead: programs.decoding(lookahead) for lookahead in (setting, PLAIN)}
     except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
         failure = str(error).strip() or repr(error)
-        return dataclasses.replace(found, failure=failure, compile_seconds=time.perf_counter() - began)
+        return dataclasses.replace(inspection, failure=failure, compile_seconds=time.perf_counter() - began)
     tokens, _ = division.share_size(setting, mesh_lib.size(programs.mesh, LOOKAHEAD))
-    found = dataclasses.replace(
-        found,
-        memory=_memory(found.memory.limit, programs, (reading, decoding[setting])),
+    inspection = dataclasses.replace(
+        inspection,
+        memory=_memory(inspection.memory.limit, programs, (reading, decoding[setting])),
         compile_seconds=time.perf_counter() - began,
         chunks=tuple(programs.loops(reading, setting, CHUNKS[0][0])),
         step=programs.loops(decoding[setting], setting, tokens)[-1],
         plain_step=programs.loops(decoding[PLAIN], PLAIN, 1)[-1],
     )
-    if not is_attached or not found.fits:
-        return found
+    if not is_attached or not inspection.fits:
+        return inspection
     seconds = programs.step_seconds(reading, decoding)
-    return dataclasses.replace(found, step_seconds=seconds[setting], plain_step_seconds=seconds[PLAIN])
+    return dataclasses.replace(inspection, step_seconds=seconds[setting], plain_step_seconds=seconds[PLAIN])
 
 
 def _memory(limit: int, programs: ModelPrograms, compiled: Sequence[Any]) -> ProgramMemory:
     """Returns the memory that compiled programs need; the last of them decodes."""
-    needs = [memory_lib.Needs.of(program) for program in compiled]
+    needs = [Needs.of(program) for program in compiled]
     needed, weights = max(map(sum, needs)), mesh_lib.num_bytes(programs.placed_params())
     cache = mesh_lib.num_bytes(programs.arguments(PLAIN)[2].cache)
     per_token = (needed - weights - cache) / programs.capacity

@@ -139,14 +139,14 @@ def launches(module: Module, computation: str, trips: int = 1, times: int = 1) -
 
 def _trips(module: Module, loop: Instruction) -> int | None:
     """Returns how often a loop's body runs, None where it depends on values: counting loops begin at 0."""
-    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
-        return int(known[1])
+    if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+        return int(match[1])
     condition = module.computations[module.condition(loop)]
     end = next(i for i in condition.values() if i.is_root)
     if end.opcode != "compare" or "direction=LT" not in end.attributes:
         return None
     bounds = (condition[name] for name in end.operands if condition[name].opcode == "constant")
-    return next((int(found[1]) for i in bounds if (found := re.match(r"\((\d+)\)", i.attributes))), None)
+    return next((int(match[1]) for i in bounds if (match := re.match(r"\((\d+)\)", i.attributes))), None)
 
 
 def _experts(module: Module, loop: Instruction) -> int:
@@ -158,9 +158,9 @@ def _experts(module: Module, loop: Instruction) -> int:
 def _parameters(body: Computation) -> list[str]:
     """Returns the names of a computation's parameters in their order."""
     numbers = {
-        i.name: int(found[0])
+        i.name: int(match[0])
         for i in body.values()
-        if i.opcode == "parameter" and (found := re.search(r"\d+", i.attributes))
+        if i.opcode == "parameter" and (match := re.search(r"\d+", i.attributes))
     }
     return sorted(numbers, key=lambda name: numbers[name])
 
@@ -186,8 +186,8 @@ def _bytes_written(body: Computation, result: Instruction) -> int:
 
 def _contracted(product: Instruction, operands: list[ArrayShape]) -> int:
     """Returns the number of terms in each sum of a product."""
-    if found := re.search(r"lhs_contracting_dims=\{([\d,]+)\}", product.attributes):
-        return math.prod(operands[0].dimensions[int(axis)] for axis in found[1].split(","))
+    if match := re.search(r"lhs_contracting_dims=\{([\d,]+)\}", product.attributes):
+        return math.prod(operands[0].dimensions[int(axis)] for axis in match[1].split(","))
     # A convolution. Its windows number the matrices of a batch, each with its own right operand.
     labels = re.search(r"dim_labels=\w+_(\w+)->", product.attributes)
     return operands[1].dimensions[labels[1].index("i")] if labels else 1

@@ -8,7 +8,6 @@ import numpy as np
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
-from jlade.costs.memory import Needs
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
@@ -17,10 +16,11 @@ from jlade.engine.pages import PagePool
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import EOS_SLOTS
 from jlade.inspection import targets
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.compiled import Needs
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import DATA
 
-MOST = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes
+MAX_ROWS = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes
 
 
 class Sequences(NamedTuple):
@@ -66,23 +66,23 @@ def compiled(programs: ModelPrograms, lookahead: LookaheadConfig, limit: int) ->
     It is a lower bound: the program of steps is compiled for half of the rows, and the more rows there are, the less
     temporary memory each of them takes. Arguments are those of `from_shapes`.
     """
-    groups, found = mesh_lib.size(programs.mesh, DATA), from_shapes(programs, lookahead, limit)
-    left = limit - found.weights - found.prompt
-    each = min(found.number // groups // 2, MOST) or 1  # rows of a group
-    while found.number:
+    groups, sequences = mesh_lib.size(programs.mesh, DATA), from_shapes(programs, lookahead, limit)
+    free = limit - sequences.weights - sequences.prompt
+    num_rows = min(sequences.number // groups // 2, MAX_ROWS) or 1  # rows of a group
+    while sequences.number:
         try:
-            reading, making = map(Needs.of, (read(programs, lookahead), steps(programs, lookahead, groups * each)))
+            reading, making = map(Needs.of, (read(programs, lookahead), steps(programs, lookahead, groups * num_rows)))
         except RuntimeError:  # XLA's, when a program needs more memory than the device has
-            found, each = found._replace(number=found.number * (each > 1)), each // 2
+            sequences, num_rows = sequences._replace(number=sequences.number * (num_rows > 1)), num_rows // 2
             continue
-        row = -(-(making.arguments - found.weights) // each)
-        temporary = -(-(making.outputs + making.temporary) // each)
-        fitting = max(0, min(left // (row + temporary), (left - reading.outputs - reading.temporary) // row))
-        found = found._replace(number=groups * fitting, row=row, temporary=temporary)
-        if fitting >= each:
+        row = -(-(making.arguments - sequences.weights) // num_rows)
+        temporary = -(-(making.outputs + making.temporary) // num_rows)
+        fitting = max(0, min(free // (row + temporary), (free - reading.outputs - reading.temporary) // row))
+        sequences = sequences._replace(number=groups * fitting, row=row, temporary=temporary)
+        if fitting >= num_rows:
             break
-        each = fitting
-    return found
+        num_rows = fitting
+    return sequences
 
 
 def read(programs: ModelPrograms, lookahead: LookaheadConfig) -> Any:

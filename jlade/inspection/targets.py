@@ -120,7 +120,7 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
       anew: whether to compile what JAX has already, in memory or in its persistent cache: of a program from the cache,
         JAX serializes a part alone.
     """
-    made, known = list[Made](), set[Any]()
+    made, seen = list[Made](), set[Any]()
     everywhere = NamedSharding(place, PartitionSpec()) if isinstance(place, Mesh) else SingleDeviceSharding(place)
 
     def shape(array: Any) -> jax.ShapeDtypeStruct:
@@ -132,8 +132,8 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
         call = call.apart() if anew else call
         leaves, structure = jax.tree.flatten(call.arrays)
         key = call.program, *call.settings.values(), *leaves, structure
-        if key not in known:
-            known.add(key)
+        if key not in seen:
+            seen.add(key)
             made.append(Made(call, compiled(call.jitted, call.arrays, call.settings, place)))
         return call.jitted.eval_shape(*call.arrays, **call.settings)
 

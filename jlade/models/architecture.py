@@ -157,7 +157,7 @@ class LlamaConfig:
     # The last layers, which read keys and values of the last one before them that also has a window, or none (Gemma 4)
     shared_kv_layers: int = 0
     wide_mlp: bool = False  # whether MLPs of these layers have twice the inner size
-    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.per_layer` (Gemma 4)
+    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.llama.PerLayer`
     per_layer_vocab_size: int = 0
 
     # One of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma), and "rms_late" rounds after them (Gemma 4)
@@ -270,9 +270,9 @@ class LlamaConfig:
     @property
     def kv_sources(self) -> tuple[int, ...]:
         """For each layer the one whose keys and values it reads, which may be itself."""
-        own, windows = self.num_layers - self.shared_kv_layers, self.windows_by_layer
-        last = {window is None: i for i, window in enumerate(windows[:own])}
-        return (*range(own), *(last[window is None] for window in windows[own:]))
+        num_own, windows = self.num_layers - self.shared_kv_layers, self.windows_by_layer
+        last = {window is None: i for i, window in enumerate(windows[:num_own])}
+        return (*range(num_own), *(last[window is None] for window in windows[num_own:]))
 
     def heads_of(self, layer: int) -> Heads:
         """Returns the heads for keys and values of a layer."""
@@ -354,10 +354,10 @@ class LlamaConfig:
     @property
     def attention_variations(self) -> dict[Heads, tuple[Variation, ...]]:
         """The different variations of attention of the layers with the same heads."""
-        has_cap, found = self.attention_cap is not None, dict[Heads, dict[Variation, None]]()
+        has_cap, by_heads = self.attention_cap is not None, dict[Heads, dict[Variation, None]]()
         for heads, window in zip(self.heads_by_layer, self.windows_by_layer, strict=True):
-            found.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks)] = None
-        return {heads: tuple(variations) for heads, variations in found.items()}
+            by_heads.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks)] = None
+        return {heads: tuple(variations) for heads, variations in by_heads.items()}
 
 
 def is_matrix(field: str) -> bool:
@@ -395,7 +395,7 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_key = layer in c.kv_layers and c.latent is None
     has_value = has_key and (not c.values_from_keys or c.windows_by_layer[layer] is not None)
-    has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
+    has_mlp, has_experts, number, expert_inner = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
     has_gates, has_latent, width = has_experts and c.gated_mlp, has_experts and c.expert_latent > 0, c.expert_width
     attends, has_own_norms, own_inputs = (
         layer in c.attention_layers,
@@ -432,9 +432,9 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "router_bias": (has_experts and c.router_bias, (number,), whole),
         "selection_bias": (has_experts and c.selection_bias, (number,), whole),
         "shared_router": (has_experts and c.shared_router, (1, c.hidden_size), whole),
-        "expert_gate": (has_gates, (number, width, own), outputs),
-        "expert_up": (has_experts, (number, width, own), outputs),
-        "expert_down": (has_experts, (number, own, width), outputs),
+        "expert_gate": (has_gates, (number, width, expert_inner), outputs),
+        "expert_up": (has_experts, (number, width, expert_inner), outputs),
+        "expert_down": (has_experts, (number, expert_inner, width), outputs),
         "shared_post_norm": (has_own_norms, hidden, whole),
         "experts_norm": (has_own_norms, hidden, whole),
         "experts_post_norm": (has_own_norms, hidden, whole),
@@ -443,8 +443,8 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "input_gate": (own_inputs > 0, (own_inputs, c.hidden_size), whole),
         "input_projection": (own_inputs > 0, (c.hidden_size, own_inputs), whole),
         "input_norm": (own_inputs > 0, hidden, whole),
-        "expert_gate_bias": (has_gates and c.mlp_bias, (number, own), outputs),
-        "expert_up_bias": (has_experts and c.mlp_bias, (number, own), outputs),
+        "expert_gate_bias": (has_gates and c.mlp_bias, (number, expert_inner), outputs),
+        "expert_up_bias": (has_experts and c.mlp_bias, (number, expert_inner), outputs),
         "expert_down_bias": (has_experts and c.mlp_bias, (number, width), outputs),
         "experts_input": (has_latent, (width, c.hidden_size), whole),
         "experts_output": (has_latent, (c.hidden_size, width), whole),
@@ -459,17 +459,18 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
             "key_up": (True, (c.num_heads * latent.unrotated, rank), outputs),
             "value_up": (True, (c.num_heads * latent.value_size, rank), outputs),
         }
-    found = {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
-    return found | _recurrent_arrays(c) if layer in c.recurrent_layers else found
+    if layer in c.recurrent_layers:
+        arrays |= _recurrent_arrays(c)
+    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
 
 
-def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
-    """Returns `layer_arrays` of the mixer of a recurrent layer."""
+def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[bool, tuple[int, ...], P]]:
+    """Returns the arrays of the mixer of a recurrent layer, with whether it has them."""
     hidden, sizes = config.hidden_size, config.recurrence
     assert sizes is not None
     keys, values, heads = sizes.keys, sizes.values, sizes.value_heads
     is_delta, is_space, has_bias = sizes.rule == DELTA, sizes.rule == STATE_SPACE, sizes.filter_bias
-    arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
+    return {
         "recurrent_output": (True, (hidden, values), P(None, MODEL)),
         "recurrent_query": (True, (keys, hidden), P(MODEL)),
         "recurrent_key": (True, (keys, hidden), P(MODEL)),
@@ -492,4 +493,3 @@ def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P
             P(MODEL) if is_space else P(),
         ),
     }
-    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}

@@ -22,7 +22,7 @@ BlockKV = Sequence[tuple[jax.Array, ...]]
 Layers = tuple[tuple[jax.Array, ...], ...]  # keys, then values and scales of both where there are, per layer
 
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
-LONGEST = 2**31 - 1  # tokens of any text
+MAX_TEXT_LENGTH = 2**31 - 1  # tokens
 
 
 @flax.struct.dataclass
@@ -85,7 +85,7 @@ class KVCache:
     @property
     def divisible(self) -> int:
         """Tokens of the longest text that can be shortened: a ring that is full has lost the first ones."""
-        return 0 if self.states else min((layer.shape[2] for layer in self.keys), default=LONGEST)
+        return 0 if self.states else min((layer.shape[2] for layer in self.keys), default=MAX_TEXT_LENGTH)
 
 
 class Decoder(Protocol):
@@ -258,8 +258,8 @@ def scatter(
         if kind.is_paged:
             assert table is not None
             # Places differ, those of dropped tokens too.
-            own = jnp.arange(len(length), dtype=jnp.int32)[:, None]
-            pages = jnp.where(is_kept, _pages(table, entries // size), own)
+            rows = jnp.arange(len(length), dtype=jnp.int32)[:, None]
+            pages = jnp.where(is_kept, _pages(table, entries // size), rows)
             entries %= size
         return jnp.where(is_kept, entries, size + offset), pages
 
@@ -347,13 +347,13 @@ def write_slices(
     places = {kind: place(kind) for kind in dict.fromkeys(tiled)}
 
     def write(i: jax.Array, layers: Layers) -> Layers:
-        own = jax.tree.map(lambda x: x[i], places)
+        slices = jax.tree.map(lambda x: x[i], places)
         sequence = i.astype(jnp.int32)  # with 64-bit types, loops count in int64
 
         def write_layer(layer: jax.Array, block: jax.Array, kind: CacheKind) -> jax.Array:
             kind = in_tiles(layer, kind)
-            for each in own[kind]:
-                layer = _write_slice(layer, block, sequence, *each, tile=kind.tile)
+            for part in slices[kind]:
+                layer = _write_slice(layer, block, sequence, *part, tile=kind.tile)
             return layer
 
         return _write_layers(write_layer, layers, blocks, kinds)

@@ -93,13 +93,13 @@ def solve(lower: jax.Array, right: jax.Array) -> jax.Array:
     right = jnp.pad(right, [*before, (0, missing), (0, 0)])
     bounds = [slice(i * block, (i + 1) * block) for i in range(number)]
     inverses = _inverse(jnp.stack([lower[..., rows, rows] for rows in bounds]))
-    found: list[jax.Array] = []
+    solved: list[jax.Array] = []
     for rows, inverse in zip(bounds, inverses, strict=True):
         rest = right[..., rows, :]
-        if found:
-            rest -= _multiply(lower[..., rows, : rows.start], jnp.concatenate(found, axis=-2))
-        found.append(_multiply(inverse, rest))
-    return jnp.concatenate(found, axis=-2)[..., :size, :]
+        if solved:
+            rest -= _multiply(lower[..., rows, : rows.start], jnp.concatenate(solved, axis=-2))
+        solved.append(_multiply(inverse, rest))
+    return jnp.concatenate(solved, axis=-2)[..., :size, :]
 
 
 def _inverse(lower: jax.Array) -> jax.Array:

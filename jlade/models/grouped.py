@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import flax.struct
 import jax
@@ -50,7 +50,11 @@ class GroupedMatrix:
 
     def expert(self, index: jax.Array) -> "GroupedMatrix":
         """Returns the matrix of an expert, or of each expert of `index` [P]."""
-        arrays = jax.tree.map(lambda array: array[index], self.replace(levels=None))  # type: ignore[attr-defined]
+        return self.mapped(lambda array: array[index])
+
+    def mapped(self, change: Callable[[jax.Array], Any]) -> "GroupedMatrix":
+        """Returns the matrix with a change of each array but `levels`."""
+        arrays = jax.tree.map(change, self.replace(levels=None))  # type: ignore[attr-defined]
         return arrays.replace(levels=self.levels)
 
     def parts(self) -> list[jax.Array]:
@@ -79,6 +83,35 @@ class GroupedMatrix:
     def values(self, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
         """Returns the elements [..., in, out], computed in float32 and rounded once."""
         return jnp.concatenate(self.parts(), axis=-2).astype(dtype).reshape(self.shape)
+
+
+class MatrixShape(NamedTuple):
+    """The shape of a matrix [in, out] in groups, and the dtype of its products: by which kernels are chosen."""
+
+    inputs: int
+    outputs: int
+    group: int
+    bits: int
+    has_zero: bool
+    has_offset: bool
+    has_levels: bool
+    dtype: str
+
+    @classmethod
+    def of(cls, matrix: GroupedMatrix, dtype: jax.typing.DTypeLike) -> "MatrixShape":
+        """Returns the shape of a matrix, or of `jax.ShapeDtypeStruct` in its place."""
+        bits = 4 if matrix.weight.dtype == jnp.uint8 else 8
+        inputs, outputs = matrix.shape[-2:]
+        zero, offset, levels = (array is not None for array in (matrix.zero, matrix.offset, matrix.levels))
+        return cls(inputs, outputs, matrix.group, bits, zero, offset, levels, jnp.dtype(dtype).name)
+
+    @property
+    def parts(self) -> int:
+        """Codes of a byte."""
+        return 8 // self.bits
+
+    def __str__(self) -> str:
+        return f"{self.inputs} x {self.outputs} in {self.bits} bits with groups of {self.group}, {self.dtype}"
 
 
 def rescaled(values: jax.Array, of_group: Callable[[Any], jax.Array], scale: Any, zero: Any, offset: Any) -> jax.Array:
@@ -231,8 +264,7 @@ def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
             size = groups * (array.shape[axis] // num_groups)
             return jax.lax.dynamic_slice_in_dim(array, i * size, size, axis)
 
-        arrays = jax.tree.map(tile, matrix.replace(levels=None))  # type: ignore[attr-defined]
-        return product + product_of(arrays.replace(levels=matrix.levels), tile(x, 1))
+        return product + product_of(matrix.mapped(tile), tile(x, 1))
 
     product: jax.Array = jax.lax.fori_loop(0, num_groups // groups, add_tile, begin)
     return product

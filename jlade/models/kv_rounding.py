@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 DTYPES = INT8, FLOAT8 = "int8", "float8_e4m3fn"
-LARGEST = {INT8: 127.0, FLOAT8: 448.0}  # magnitude of a rounded element
+MAX_ROUNDED = {INT8: 127.0, FLOAT8: 448.0}  # magnitude of a rounded element
 # Arrays hold the bits of floating-point numbers: to scatter these, XLA for CPUs converts the whole cache to 16 bits.
 TILE = 32  # entries of an array of bytes that TPUs hold together: smaller parts are in another layout
 STORED = {INT8: jnp.int8, FLOAT8: jnp.uint8}
@@ -61,7 +61,7 @@ def rounded(x: jax.Array, kv_dtype: str, split: int | None = None) -> tuple[jax.
 def _rounded(x: jax.Array, kv_dtype: str) -> tuple[jax.Array, jax.Array]:
     x = x.astype(jnp.float32)
     is_finite = jnp.all(jnp.isfinite(x), axis=-1)
-    scale = jnp.max(jnp.abs(x), axis=-1) / np.float32(LARGEST[kv_dtype])
+    scale = jnp.max(jnp.abs(x), axis=-1) / np.float32(MAX_ROUNDED[kv_dtype])
     scale = jnp.where(scale < np.finfo(np.float32).tiny, 1.0, scale)  # processors flush smaller scales to 0
     scaled = jnp.where(is_finite[..., None], x / scale[..., None], 0)
     if kv_dtype == FLOAT8:

@@ -6,61 +6,51 @@ attention then has one KV head, whose keys are the latents followed by the rotat
 values are the latents too, and a head's matrix for values multiplies their weighted sum.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jlade.models.architecture import LlamaConfig
 from jlade.models.layers import linear, normalize, split_heads
-from jlade.models.quantization import Matrix
 from jlade.models.rotary import rotate
 
 NORM_EPS = 1e-6  # of the norms of latents, whatever that of the hidden states
 
 
-class Projections(NamedTuple):
-    """The matrices of a layer, with the norms of its latents: see `jlade.models.llama.LlamaLayer`."""
-
-    query_down: Matrix | None
-    query_down_norm: jax.Array | None
-    query: Matrix
-    key_down: Matrix
-    key_down_norm: jax.Array
-    key_up: jax.Array
-    value_up: jax.Array
-
-
 def project(
-    projections: Projections,
+    layer: Any,
     normed: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
     query_scales: jax.Array | None,
     config: LlamaConfig,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns queries [B, T, H, D] and keys [B, T, 1, D], which are the values too, of hidden states [B, T, E]."""
-    p, sizes = projections, config.latent
+    """Returns queries [B, T, H, D] and keys [B, T, 1, D], which are the values too, of hidden states [B, T, E].
+
+    `layer` is a `jlade.models.llama.LlamaLayer` with the arrays of a latent.
+    """
+    sizes = config.latent
     assert sizes is not None
     inputs = normed
-    if p.query_down is not None:
-        inputs = normalize(linear(normed, p.query_down), p.query_down_norm, "rms", NORM_EPS)
-    queries = split_heads(linear(inputs, p.query), sizes.query_size)
+    if layer.query_down is not None:
+        inputs = normalize(linear(normed, layer.query_down), layer.query_down_norm, "rms", NORM_EPS)
+    queries = split_heads(linear(inputs, layer.query), sizes.query_size)
     unrotated, rotated = jnp.split(queries, [sizes.unrotated], axis=-1)
-    latent, shared = jnp.split(linear(normed, p.key_down)[:, :, None], [sizes.rank], axis=-1)
-    latent = normalize(latent, p.key_down_norm, "rms", NORM_EPS)
+    latent, shared = jnp.split(linear(normed, layer.key_down)[:, :, None], [sizes.rank], axis=-1)
+    latent = normalize(latent, layer.key_down_norm, "rms", NORM_EPS)
     if rotation is not None:
         rotated, shared = (rotate(x, rotation, config.interleaved_rotary) for x in (rotated, shared))
-    key_up = p.key_up.reshape(-1, sizes.unrotated, sizes.rank)
+    key_up = layer.key_up.reshape(-1, sizes.unrotated, sizes.rank)
     queries = jnp.concatenate([_by_head("bthd,hdr->bthr", unrotated, key_up), rotated], axis=-1)
     if query_scales is not None:
         queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
     return queries, jnp.concatenate([latent, shared], axis=-1)
 
 
-def values(projections: Projections, mixed: jax.Array) -> jax.Array:
+def values(layer: Any, mixed: jax.Array) -> jax.Array:
     """Returns the values [B, T, H, V] of the weighted sums of keys [B, T, H, D]."""
-    rank = projections.value_up.shape[-1]
-    up = projections.value_up.reshape(mixed.shape[2], -1, rank)
+    rank = layer.value_up.shape[-1]
+    up = layer.value_up.reshape(mixed.shape[2], -1, rank)
     return _by_head("bthr,hvr->bthv", mixed[..., :rank], up)
 
 

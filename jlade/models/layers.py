@@ -3,16 +3,41 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jlade.models import products
 from jlade.models.grouped import GroupedMatrix
-from jlade.models.observed import Observed
 from jlade.models.quantization import Int8Matrix, Matrix, multiply
 
 SMALL_BLOCK = 128  # tokens, of all sequences together
+
+
+@flax.struct.dataclass
+class Observed:
+    """A matrix [out, in] that reports its inputs: what an error of a weight costs depends on how large its input is.
+
+    Attributes:
+      number: of the matrix, an int32; no static value, so that layers of one shape share a program.
+      record: called with `number` and the sum of the squares of each input [in], for every product.
+    """
+
+    matrix: jax.Array
+    number: jax.Array
+    record: Callable[[jax.Array, jax.Array], None] = flax.struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[out, in]."""
+        return self.matrix.shape
+
+    def tell(self, x: jax.Array) -> jax.Array:
+        """Records inputs [..., in] and returns the matrix."""
+        squares = jnp.sum(jnp.square(x.astype(jnp.float32)), axis=tuple(range(x.ndim - 1)))
+        jax.debug.callback(self.record, self.number, squares)
+        return self.matrix
 
 
 def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.Array:

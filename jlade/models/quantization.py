@@ -59,14 +59,14 @@ def dense_shape(leaf: Matrix) -> tuple[int, ...]:
 def kinds(params: object) -> list[str]:
     """Returns the kinds of matrices in few bits that are in a pytree, for people."""
     leaves = [leaf for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)]
-    found = {"4 bits" if leaf.weight.dtype == jnp.uint8 else "int8" for leaf in leaves}
-    return sorted(found)
+    names = {"4 bits" if leaf.weight.dtype == jnp.uint8 else "int8" for leaf in leaves}
+    return sorted(names)
 
 
 def fewest_bits(params: object) -> int | None:
     """Returns the fewest bits of an element of a matrix in a pytree, None if all are in floating point."""
-    found = kinds(params)
-    return None if not found else 4 if "4 bits" in found else 8
+    names = kinds(params)
+    return None if not names else 4 if "4 bits" in names else 8
 
 
 def check_bits(bits: int | None) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models.architecture import BEFORE_GATE, DELTA, Multipliers, Recurrence
+from jlade.models.architecture import BEFORE_GATE, DELTA, LlamaConfig, Recurrence
 from jlade.models.delta_rule import delta_rule
 from jlade.models.layers import linear, normalize, scale, sum_linear
 
@@ -54,8 +54,8 @@ def ancestry(mask: jax.Array | np.ndarray, taps: int) -> Ancestry:
 
     def place(back: int) -> jax.Array:
         """Returns the place [1 or B, T] of the token that is `back` tokens before each."""
-        found = jnp.argmax(sees & (distance == back), axis=-1).astype(jnp.int32) + taps - 1
-        return jnp.where(depth > back, found, depth + taps - 2 - back)
+        in_block = jnp.argmax(sees & (distance == back), axis=-1).astype(jnp.int32) + taps - 1
+        return jnp.where(depth > back, in_block, depth + taps - 2 - back)
 
     return Ancestry(sees, jnp.stack([place(back) for back in range(taps - 1, -1, -1)], axis=-1))
 
@@ -72,9 +72,7 @@ def mix(
     normed: jax.Array,
     state: RecurrentState,
     tree: Ancestry,
-    sizes: Recurrence,
-    multipliers: Multipliers,
-    eps: float,
+    config: LlamaConfig,
     axes: tuple[str, ...],
 ) -> tuple[jax.Array, RecurrentBlock]:
     """Returns the mixture [B, T, E] of a block, and what `commit` needs of it.
@@ -84,11 +82,11 @@ def mix(
       normed: [B, T, E].
       state: of the text.
       tree: of the block.
-      sizes: of the heads, and their rule.
-      multipliers: of the input and of products.
-      eps: of the norm of each head, or of those with the same key.
+      config: of the model.
       axes: of the mesh, that divide the heads.
     """
+    sizes, multipliers, eps = config.recurrence, config.multipliers, config.norm_eps
+    assert sizes is not None
     normed = scale(normed, multipliers.recurrent_input)
 
     def product(field: str) -> jax.Array:

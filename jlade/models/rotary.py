@@ -81,8 +81,11 @@ class Rotary:
     scaling: Scaling | None = None
 
     def rotation(self, positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
-        """Returns `rotation` of heads with `dim` rotated elements."""
-        return rotation(positions, dim, self.theta, self.scaling)
+        """Returns cosine and sine [B, T, 1, D/2] of each pair's angle at `positions` [B, T], for D = `dim` elements."""
+        frequencies = inverse_frequencies(dim, self.theta, self.scaling)[None, None, None]
+        angles = positions[..., None, None].astype(jnp.float32) * frequencies
+        scale = self.scaling.attention_factor if isinstance(self.scaling, YarnScaling | LongRopeScaling) else 1.0
+        return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +106,6 @@ class QueryScaling:
         """Returns the scales [B, T, 1, 1] of the queries at `positions` [B, T]."""
         steps = (positions[..., None, None] + self.offset) // self.length
         return 1 + self.rate * jnp.log1p(steps.astype(jnp.float32))
-
-
-def rotation(
-    positions: jax.Array, head_dim: int, theta: float, scaling: Scaling | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns cosine and sine [B, T, 1, D/2] of each rotary pair's angle at `positions` [B, T]."""
-    frequencies = inverse_frequencies(head_dim, theta, scaling)[None, None, None]
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    scale = scaling.attention_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
-    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
 def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array], interleaved: bool = False) -> jax.Array:

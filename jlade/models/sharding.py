@@ -7,13 +7,12 @@ Each layer needs two sums over the devices of `MODEL`, after attention and after
 
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL, Specs
-from jlade.models.architecture import Recurrence, layer_arrays
+from jlade.models.architecture import layer_arrays
 from jlade.models.grouped import is_grouped
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
@@ -29,10 +28,12 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
     shards = mesh_lib.size(mesh_lib.split(mesh, None), *MODEL)
     if not can_divide(config, shards):
         accepted = [n for n in range(1, config.num_heads + 1) if can_divide(config, n)]
+        kv_heads = " or ".join(map(str, dict.fromkeys(heads.number for heads in config.heads_by_layer)))
+        others = " and ".join(f"{number} {name}" for number, name in _divided(config))
         raise ValueError(
-            f"mesh has model={shards}, but the model has {config.num_heads} heads, {_kv_heads(config)} KV heads and "
-            f"{_others(config)}, which divide among {', '.join(map(str, accepted))} devices: choose one of these, and "
-            "use the other devices for data or lookahead"
+            f"mesh has model={shards}, but the model has {config.num_heads} heads, {kv_heads} KV heads and {others}, "
+            f"which divide among {', '.join(map(str, accepted))} devices: choose one of these, and use the other "
+            "devices for data or lookahead"
         )
     return mesh_lib.split(mesh, config.num_kv_heads)
 
@@ -44,32 +45,23 @@ def can_divide(config: LlamaConfig, shards: int) -> bool:
     """
     numbers = {heads.number for heads in config.heads_by_layer}
     groups = all(number % shards == 0 or (len(numbers) == 1 and shards % number == 0) for number in numbers)
-    divided = [config.num_heads, config.intermediate_size, config.dense_size, config.num_experts]
-    divided += [] if config.recurrence is None else [config.recurrence.key_heads]
-    return groups and not any(number % shards for number in divided)
+    others = [config.num_heads, *(number for number, _ in _divided(config))]
+    return groups and not any(number % shards for number in others)
 
 
-def _kv_heads(config: LlamaConfig) -> str:
-    """Returns the numbers of KV heads for a message."""
-    return " or ".join(map(str, dict.fromkeys(heads.number for heads in config.heads_by_layer)))
-
-
-def _others(config: LlamaConfig) -> str:
-    """Returns the numbers of MLP columns, experts and heads of recurrent layers for a message."""
-    numbers = (
+def _divided(config: LlamaConfig) -> list[tuple[int, str]]:
+    """Returns the numbers that devices divide, besides those of heads of attention, and what they count."""
+    numbers = [
         (config.dense_size, "MLP columns"),
         (config.intermediate_size, "MLP columns"),
         (config.num_experts, "experts"),
-        _recurrent_heads(config.recurrence),
-    )
-    return " and ".join(f"{number} {name}" for number, name in numbers if number)
-
-
-def _recurrent_heads(recurrence: Recurrence | None) -> tuple[int, str]:
-    """Returns the number of heads of recurrent layers that divide among devices, and their name."""
-    if recurrence is None:
-        return 0, ""
-    return recurrence.key_heads, "recurrent heads" if recurrence.has_memory else "channels of convolutions"
+    ]
+    if config.recurrence is not None:
+        is_remembered = config.recurrence.has_memory
+        numbers.append(
+            (config.recurrence.key_heads, "recurrent heads" if is_remembered else "channels of convolutions")
+        )
+    return [(number, name) for number, name in numbers if number]
 
 
 def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
@@ -121,7 +113,7 @@ def matrix_spec(leaf: Any, spec: P, mesh: Mesh | None) -> Specs:
         )
     if len(leaf.shape) == 2:  # [in, out]
         spec = P(*reversed((*spec, None, None)[:2]))
-    arrays: Any = jax.tree.map(lambda _: spec, leaf.replace(levels=None))  # type: ignore[attr-defined]
+    arrays: Any = leaf.mapped(lambda _: spec)
     return arrays.replace(levels=None if leaf.levels is None else P())
 
 

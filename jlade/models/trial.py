@@ -51,6 +51,24 @@ class Contest(NamedTuple):
     prefill: Case  # of `PREFILL` tokens
 
 
+def against_plain(
+    run: Callable[[Any, jax.Array], jax.Array],
+    plain: Callable[[Any, jax.Array], jax.Array],
+    device: jax.Device,
+    draw: Callable[[int], Any],
+) -> Contest:
+    """Returns the contest in which the results of plain JAX are the expected ones.
+
+    `draw` returns the arguments, on the device, for a number of tokens.
+    """
+    cases = []
+    for num_tokens in (BLOCK, PREFILL):
+        arguments = draw(num_tokens)
+        expected = plain(arguments, jax.device_put(np.int32(1), device))
+        cases.append(Case(arguments, np.asarray(jax.device_get(expected), np.float32)))
+    return Contest(run, plain, *cases)
+
+
 class Outcome(NamedTuple):
     """The outcome of a trial, and its reason: a clause about the kernel."""
 
@@ -105,8 +123,8 @@ def passes(
         return False
     key = TrialKey.of(subject, kernel, device, shape)
     if not may_run:
-        known = find(key)
-        return known is not None and known.passed
+        verdict = find(key)
+        return verdict is not None and verdict.passed
     return decide(key, functools.partial(compare, prepare, device)).passed
 
 
@@ -134,13 +152,13 @@ def decide(key: TrialKey, try_kernel: Callable[[], Outcome]) -> Outcome:
     A refusal is warned of when it is found, and logged at INFO when a later process reads it. An exception of
     `try_kernel` is no fault of the kernel: it is refused in this process alone.
     """
-    if (known := find(key)) is not None:
-        return known
+    if (remembered := find(key)) is not None:
+        return remembered
     path = key.path
     try:
         with _alone(path.with_suffix(".lock")) as interrupted:
-            if (known := find(key)) is not None:  # of the process that this one has waited for
-                return known
+            if (remembered := find(key)) is not None:  # of the process that this one has waited for
+                return remembered
             logger.info("Trying the kernel %r for %s, once (%s; %s).", key.kernel, key.subject, key.device, key.shape)
             verdict = Outcome(False, "ended or hung the process that tried it") if interrupted else try_kernel()
             text = json.dumps(dataclasses.asdict(key) | verdict._asdict(), indent=1) + "\n"

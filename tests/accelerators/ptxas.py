@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.inspection import targets
-from jlade.models import kv_rounding
+from jlade.models import kv_rounding, products
 from jlade.models.attention import Operands, hopper
 from jlade.models.experts import hopper as experts
 from jlade.models.grouped import GroupedMatrix
@@ -113,7 +113,7 @@ class ProductCase:
         matrix = GroupedMatrix(codes, of_groups, **({} if self.field is None else {self.field: of_groups}))
         (device,), _ = targets.find(self.device)
         x = jax.ShapeDtypeStruct((self.tokens, self.inputs), jnp.dtype(self.dtype))
-        return targets.compile_for(device, gpu.multiply, x, matrix)
+        return targets.compile_for(device, functools.partial(products.multiply, implementation="gpu"), x, matrix)
 
 
 def spills(cases: list[Case | ExpertsCase], directory: pathlib.Path) -> dict[Case | ExpertsCase, int]:

@@ -12,6 +12,7 @@ from jlade.models.attention import Operands, plain
 from jlade.models.kv_rounding import DTYPES
 from tests.accelerators.needs import gpu_compiler
 from tests.accelerators.ptxas import Case, ExpertsCase, spills
+from tests.models.devices import hopper_kernels
 
 OPTIMIZED = True
 READ = ("parameter", "bitcast", "get-tuple-element", "tuple")  # opcodes that write nothing
@@ -45,10 +46,7 @@ EXPERTS = [
 PLANTED = Case(128, 120, chunk=128, slots=1)  # twice the scores in registers
 
 
-needs_kernels = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernels need JAX 0.11.2")
-
-
-@needs_kernels
+@hopper_kernels
 def test_kernels_keep_their_state_in_registers(tmp_path):
     cases = [*CASES, *EXPERTS]
     found = spills([*cases, PLANTED], tmp_path)
@@ -56,7 +54,7 @@ def test_kernels_keep_their_state_in_registers(tmp_path):
     assert found == dict.fromkeys(cases, 0)
 
 
-@needs_kernels
+@hopper_kernels
 @pytest.mark.parametrize("case", [EXPERTS[0], EXPERTS[-1]])
 def test_experts_are_one_launch_that_reads_the_weights_in_place(case):
     program = case.compile()

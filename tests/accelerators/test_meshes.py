@@ -9,7 +9,6 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
-from jlade.costs import memory as memory_lib
 from jlade.costs import work as work_lib
 from jlade.costs.work import MeshShape
 from jlade.models.attention import plain
@@ -83,7 +82,7 @@ def test_planned_work_is_that_of_compiled_programs(name, sizes):
     layout = MeshShape(*sizes)
     shard = work_lib.shard(param_shapes(config, jnp.bfloat16), layout.model)
     work = work_lib.work(shard, layout, SETTING, 1, 1024)
-    memory = memory_lib.of_step(shard, layout, SETTING, 1, 1024)
+    memory = work_lib.memory(shard, layout, SETTING, 1, 1024)
     found = meshed.collectives(launched)
     expected = sum(each.num_bytes for each in work.collectives)
     assert found == expected

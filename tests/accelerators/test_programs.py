@@ -17,17 +17,16 @@ from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
 from jlade.drafts import pool as ngram_pool
-from jlade.inspection import compiled, model, targets
+from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
-from jlade.inspection.programs import ModelPrograms
-from jlade.models import implementations
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.models.architecture import Latent
-from jlade.models.implementations import Implementations
 from jlade.models.llama import Llama, LlamaConfig
 from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
+from tests.models.devices import hopper_kernels
 
 OPTIMIZED = True
 
@@ -106,7 +105,7 @@ def steps(name, config, setting, capacity=1024, **options):
     """
     (target,), is_attached = targets.find(name)
     params = param_shapes(config, jnp.bfloat16)
-    decoder = model.resolved(Llama(config, **options), params, target, is_attached)
+    decoder = Llama(config, **options).on(params, absent=None if is_attached else target)
     programs = ModelPrograms(params, decoder, target, batch_size=1, capacity=capacity)
     found = [programs.loops(programs.decoding(each), each, each.block_size)[-1] for each in (setting, PLAIN)]
     return decoder.attention, found
@@ -196,20 +195,20 @@ def test_prompts_are_read_into_such_caches_too(name, config, options):
     assert jlade.inspect(param_shapes(config, jnp.bfloat16), name, **options).failure is None
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel of h100 needs JAX 0.11.2")
+@hopper_kernels
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_steps_read_and_write_pages_in_place(name):
     """The rows of an engine, with a kernel of attention."""
-    params, chosen = param_shapes(QWEN, jnp.bfloat16), Implementations("auto", "auto", "auto")
+    params = param_shapes(QWEN, jnp.bfloat16)
     (target,), _ = targets.find(name)
-    decoder = Llama(QWEN, *implementations.resolve_unattached(QWEN, chosen, params, target, None))
+    decoder = Llama(QWEN).on(params, absent=target)
     assert decoder.attention != "plain"
     programs = ModelPrograms(params, decoder, target, batch_size=2, capacity=1024, page_size=128)
     loop = programs.loops(programs.decoding(BOTH), BOTH, BOTH.block_size)[-1]
     assert (loop.copies, loop.host_loops) == ((), 0)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
+@hopper_kernels
 @pytest.mark.parametrize("sizes", [{}, pytest.param({"model": 2}, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", [device("h100")])
 def test_experts_have_a_kernel_without_copies_and_loops(name, sizes):

@@ -17,7 +17,7 @@ from jlade.config import PLAIN
 from jlade.conversion import orbax
 from jlade.conversion.tensors import build_params, named_arrays
 from jlade.conversion.weight_files import StoredTensor
-from jlade.costs import choice, memory
+from jlade.costs import choice, devices
 from jlade.lookahead import names
 from jlade.models.llama import quantize
 from jlade.models.rotary import YarnScaling
@@ -72,7 +72,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
     }
     row = facts["memory"]["kv_cache_bytes"] + 2048 * 4  # and its tokens, at least
     assert facts["engine"]["row_bytes"] > row
-    assert facts["engine"]["sequences"] < memory.of_device("cpu") / row
+    assert facts["engine"]["sequences"] < devices.memory_of("cpu") / row
     tensors = load_file(small_demo / "model.safetensors").values()
     assert facts["files"] == {
         "count": 1,

@@ -8,7 +8,7 @@ from jlade.conversion.tensors import param_shapes
 from jlade.inspection import hlo, targets
 from jlade.inspection.compiled import COLLECTIVES
 from jlade.inspection.launches import launches
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import MODEL
 from jlade.models import sharding
 from jlade.models.llama import Llama

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
-from jlade.costs import memory as memory_lib
 from jlade.costs import work as work_lib
 from jlade.costs.work import MeshShape
 from jlade.drafts.tree import TreeShape
@@ -94,7 +93,7 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
     launched = meshed.step_launches(program, chunks / len(config.attention_layers))
     shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
     work = work_lib.work(shard, layout, setting, BATCH, CAPACITY)
-    memory = memory_lib.of_step(shard, layout, setting, BATCH, CAPACITY)
+    memory = work_lib.memory(shard, layout, setting, BATCH, CAPACITY)
     assert work.flops == pytest.approx(sum(x.flops * x.times for x in launched), rel=0.02)
     assert sum(each.num_bytes for each in work.collectives) == meshed.collectives(launched)
     # The embedding's matrix is an argument and is not read. The text, the proposals and other small arrays are too.

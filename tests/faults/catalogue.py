@@ -227,7 +227,7 @@ FAULTS = (
     ),
     Fault(
         "a kernel multiplies the upper four bits by the inputs of the lower ones",
-        "jlade.models.products.shape.parts_of",
+        "jlade.models.products.parts_of",
         lambda right: lambda stored, is_place=False: right(stored, is_place)[::-1],
         ("tests/models/test_grouped.py::test_simulated_kernels_give_the_product",),
     ),
@@ -245,7 +245,7 @@ FAULTS = (
     ),
     Fault(
         "tokens see those that pad their block",
-        "jlade.models.padding.pad_block",
+        "jlade.models.llama.pad_block",
         lambda right: (
             lambda tokens, positions, mask: (
                 *(padded := right(tokens, positions, mask))[:2],

@@ -7,7 +7,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.engine import rows
 from jlade.inspection import sequences, targets
-from jlade.inspection.programs import ModelPrograms
+from jlade.inspection.model_programs import ModelPrograms
 from jlade.models import sharding
 from jlade.models.llama import Llama
 from tests.tiny import slow, tiny_llama

@@ -44,9 +44,7 @@ OF_RINGS = {
 @pytest.mark.parametrize("case", [*CASES, *OF_RINGS])
 def test_commit_writes_the_accepted_tokens_and_nothing_else(case, form):
     kinds, *arguments = make(*(CASES | OF_RINGS)[case], is_ring=case in OF_RINGS)
-    written = FORMS[form](*arguments, kinds=kinds)
-    for got, expected in zip(jax.tree.leaves(written), plain_commit(*arguments), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(FORMS[form](*arguments, kinds=kinds), plain_commit(*arguments))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -75,8 +73,7 @@ def test_commit_under_vmap(form, case):
     kinds, *arguments = make(*(CASES | OF_RINGS)[case], is_ring=case in OF_RINGS)
     run = jax.vmap(functools.partial(FORMS[form], kinds=kinds))
     in_ones = run(*jax.tree.map(lambda x: x[:, None], arguments))
-    for got, expected in zip(jax.tree.leaves(in_ones), plain_commit(*arguments), strict=True):
-        np.testing.assert_array_equal(got[:, 0], expected)
+    assert_equal(jax.tree.map(lambda x: x[:, 0], in_ones), plain_commit(*arguments))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -86,8 +83,7 @@ def test_layers_of_different_sizes(form):
     kinds, layers, blocks, *rest = ring
     together = ((layers[0][0], whole[1][0][0]), (layers[1][0], whole[1][1][0]))
     written = FORMS[form](together, blocks, *rest, kinds=(kinds[0], whole[0][0]))
-    for got, expected in zip(jax.tree.leaves(written), plain_commit(together, blocks, *rest), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(written, plain_commit(together, blocks, *rest))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -111,12 +107,9 @@ def test_bytes_and_their_scales(form, entries, is_ring, monkeypatch):
         paged = tuple(kind._replace(size=4, is_paged=True) for kind in kinds)
         pages = jax.tree.map(lambda layer: in_pages(layer, table, 4), layers)
         written = jax.jit(functools.partial(run, kinds=paged))(pages, blocks, *rest, table)
-        for got, expected in zip(jax.tree.leaves(written), plain_commit(layers, blocks, *rest), strict=True):
-            np.testing.assert_array_equal(of_rows(got, table), expected)
+        assert_equal([of_rows(x, table) for x in jax.tree.leaves(written)], plain_commit(layers, blocks, *rest))
     written = jax.jit(functools.partial(run, kinds=kinds))(layers, blocks, *rest)
-    for got, expected in zip(jax.tree.leaves(written), plain_commit(layers, blocks, *rest), strict=True):
-        assert got.dtype == expected.dtype
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(written, plain_commit(layers, blocks, *rest))
 
 
 @hypothesis.given(st.data())
@@ -127,20 +120,13 @@ def test_both_forms_agree_on_rings(data):
     kinds, *arguments = make(size, lengths, np.minimum(indices, BLOCK - 1), accepted, is_ring=True)
     expected = plain_commit(*arguments)
     for form in FORMS.values():
-        for got, wanted in zip(jax.tree.leaves(form(*arguments, kinds=kinds)), expected, strict=True):
-            np.testing.assert_array_equal(got, wanted)
+        assert_equal(form(*arguments, kinds=kinds), expected)
 
 
 def test_a_ring_has_the_entries_that_its_window_needs(monkeypatch):
     monkeypatch.setattr(base, "MULTIPLE", 128)
-    assert [base.num_entries(window, 4096) for window in (None, 1, 128, 129, 2047, 5000)] == [
-        4096,
-        128,
-        128,
-        256,
-        2048,
-        4096,
-    ]
+    expected = {None: 4096, 1: 128, 128: 128, 129: 256, 2047: 2048, 5000: 4096}
+    assert {window: base.num_entries(window, 4096) for window in expected} == expected
     assert base.num_entries(1024, 100) == 100
 
 
@@ -151,18 +137,16 @@ def make(entries, lengths, indices, num_accepted, is_ring):
     def arrays(*shape):
         return tuple(tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2)) for _ in range(2))
 
-    layers, blocks = (
-        arrays(batch_size, KV_HEADS, entries, HEAD_DIM),
-        arrays(batch_size, BLOCK, KV_HEADS, HEAD_DIM),
-    )
+    layers = arrays(batch_size, KV_HEADS, entries, HEAD_DIM)
+    blocks = arrays(batch_size, BLOCK, KV_HEADS, HEAD_DIM)
     kinds = 2 * (base.CacheKind(entries, is_ring),)
     return kinds, layers, blocks, *(jnp.asarray(x, jnp.int32) for x in (lengths, indices, num_accepted))
 
 
 def in_pages(layer, table, size):
-    """Returns a layer [B, KH, S, ...] in the pages [P, KH, size, ...] of a table, with other numbers in page 0."""
-    pages = np.full((np.max(table) + 1, layer.shape[1], size, *layer.shape[3:]), 7, layer.dtype)
-    for row, numbers in zip(layer, table, strict=True):
+    """Returns a layer [B, KH, S, ...] in the pages [P, KH, size, ...] of a table, with large numbers in the others."""
+    pages = np.full((np.max(table) + 3, layer.shape[1], size, *layer.shape[3:]), 99, layer.dtype)
+    for row, numbers in zip(np.asarray(layer), table, strict=True):
         for place, number in enumerate(numbers):
             pages[number] = row[:, place * size : (place + 1) * size]
     return jnp.asarray(pages)
@@ -171,6 +155,12 @@ def in_pages(layer, table, size):
 def of_rows(pages, table):
     """Returns the layer [B, KH, S, ...] whose pages a table names."""
     return np.stack([np.concatenate([pages[number] for number in row], axis=1) for row in table])
+
+
+def assert_equal(written, expected):
+    for got, wanted in zip(jax.tree.leaves(written), expected, strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
 
 
 def plain_commit(layers, blocks, lengths, indices, num_accepted):

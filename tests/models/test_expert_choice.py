@@ -13,14 +13,13 @@ import pytest
 from jlade import mesh as mesh_lib
 from jlade.models import experts as experts_lib
 from jlade.models import trial
-from jlade.models.experts import Experts, ExpertShape, hopper, mix, resolve, resolve_unattached, ways
+from jlade.models.experts import KERNELS, Experts, ExpertShape, hopper, mix, ways
 from jlade.models.experts.contest import prepare
 from jlade.models.llama import Llama, init_params, quantize
-from tests.models.attention.test_attend import AMPERE, CPU, HOPPER, TPU
+from tests.models.devices import AMPERE, CPU, HOPPER, TPU, hopper_kernels, record_trials
 from tests.tiny import slow, tiny_llama
 
 SHAPE = ExpertShape(number=6, per_token=2, size=64, width=128, dtype="bfloat16")
-with_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
 
 
 def plain(x, chosen, weights, matrices):
@@ -31,7 +30,7 @@ def simulated(x, chosen, weights, matrices):
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
     multiply = functools.partial(hopper.multiply, interpret=InterpretGPUParams())
-    return ways.tiled(x, chosen, weights, Experts(*matrices), "silu", hopper.rows_of_tile(3), multiply)
+    return ways.tiled(x, chosen, weights, Experts(*matrices), "silu", ways.rows_of_tile(3, hopper.ROWS), multiply)
 
 
 def other_expert(x, chosen, weights, matrices):
@@ -59,7 +58,7 @@ def short_trials(monkeypatch):
     ("kernel", "reason"),
     [
         (plain, None),
-        pytest.param(simulated, None, marks=with_kernel),
+        pytest.param(simulated, None, marks=hopper_kernels),
         (other_expert, "gives wrong results: an error of "),
         (equal_weights, "gives wrong results: an error of "),
         (lambda x, *rest: plain(x, *rest) * jnp.nan, "gives wrong results: an error of nan"),
@@ -92,8 +91,8 @@ def test_a_program_has_all_layers_with_changing_experts(has_gates):
 @pytest.mark.parametrize(
     ("device", "changes", "chosen"),
     [
-        pytest.param(HOPPER, {}, "gpu", marks=with_kernel),
-        pytest.param(HOPPER, {"dtype": "float16"}, "gpu", marks=with_kernel),
+        pytest.param(HOPPER, {}, "gpu", marks=hopper_kernels),
+        pytest.param(HOPPER, {"dtype": "float16"}, "gpu", marks=hopper_kernels),
         (HOPPER, {"dtype": "int8"}, "plain"),
         (HOPPER, {"dtype": "float32"}, "plain"),
         (HOPPER, {"width": 96}, "plain"),
@@ -104,13 +103,13 @@ def test_a_program_has_all_layers_with_changing_experts(has_gates):
 )
 def test_auto_takes_the_kernel_where_it_runs_and_passes(device, changes, chosen, monkeypatch):
     shape = SHAPE._replace(**changes)
-    assert resolve_unattached("auto", device, shape) == chosen
+    assert KERNELS.resolve("auto", device, [shape], is_attached=False) == chosen
     for passes in (True, False):
         monkeypatch.setattr(trial, "passes", lambda *arguments, passes=passes: passes)
-        assert resolve("auto", device, shape) == (chosen if passes else "plain")
-    assert resolve("plain", device, shape) == "plain"
+        assert KERNELS.resolve("auto", device, [shape]) == (chosen if passes else "plain")
+    assert KERNELS.resolve("plain", device, [shape]) == "plain"
     if chosen == "gpu":
-        assert resolve("gpu", device, shape) == "gpu"
+        assert KERNELS.resolve("gpu", device, [shape]) == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -119,18 +118,18 @@ def test_auto_takes_the_kernel_where_it_runs_and_passes(device, changes, chosen,
         (CPU, {}, (0, 11, 2), "'gpu' needs an NVIDIA GPU .* is cpu; choose 'auto' or 'plain'"),
         (HOPPER, {}, (0, 11, 1), "'gpu' needs JAX 0.11.2 or newer"),
         pytest.param(
-            HOPPER, {"dtype": "int8"}, (0, 11, 2), "needs 16-bit floats, and these are int8", marks=with_kernel
+            HOPPER, {"dtype": "int8"}, (0, 11, 2), "needs 16-bit floats, and these are int8", marks=hopper_kernels
         ),
         pytest.param(
-            HOPPER, {"size": 80}, (0, 11, 2), "multiples of 64, and these are 80 x 128; choose", marks=with_kernel
+            HOPPER, {"size": 80}, (0, 11, 2), "multiples of 64, and these are 80 x 128; choose", marks=hopper_kernels
         ),
     ],
 )
 def test_a_kernel_that_cannot_run_is_refused(device, changes, version, message, monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", version)
-    for choose in (resolve, resolve_unattached):
+    for is_attached in (True, False):
         with pytest.raises(ValueError, match=message):
-            choose("gpu", device, SHAPE._replace(**changes))
+            KERNELS.resolve("gpu", device, [SHAPE._replace(**changes)], is_attached=is_attached)
 
 
 def test_unknown_implementations_are_refused():
@@ -147,15 +146,11 @@ def mixture():
 
 @pytest.fixture
 def on_hopper(monkeypatch):
-    """Makes the CPU pass for a Hopper GPU with a kernel, and returns the calls of `trial.passes`."""
-    calls = []
-    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [HOPPER])
     monkeypatch.setattr(experts_lib, "hopper_obstacle", lambda device: None)
-    monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
-    return calls
+    return record_trials(monkeypatch, HOPPER)
 
 
-@with_kernel
+@hopper_kernels
 def test_a_decoder_asks_for_a_trial_of_its_experts(on_hopper):
     params = mixture()
     assert params.decoder.experts == "gpu"
@@ -163,7 +158,7 @@ def test_a_decoder_asks_for_a_trial_of_its_experts(on_hopper):
     assert (subject, kernel, device, may_run) == ("experts", "gpu", HOPPER, True)
     assert shape == ExpertShape(8, 3, 128, 64, "bfloat16")
     assert str(shape) == "8 experts of 128 x 64, 3 for a token, bfloat16"
-    assert [run.keywords["name"] for run in prepared.args[:2]] == ["gpu", "plain"]
+    assert [run.keywords["implementation"] for run in prepared.args[:2]] == ["gpu", "plain"]
     assert jax.eval_shape(lambda: params).decoder.experts == "gpu"
     assert on_hopper[-1][-1] is False
     assert Llama(params.config, experts="plain").on(params).experts == "plain"
@@ -171,7 +166,7 @@ def test_a_decoder_asks_for_a_trial_of_its_experts(on_hopper):
     assert len(on_hopper) == 2
 
 
-@with_kernel
+@hopper_kernels
 def test_experts_of_a_latent_without_gates_are_tried_as_such(on_hopper):
     config = dataclasses.replace(mixture().config, gated_mlp=False, activation="relu2", expert_latent=64)
     params = init_params(jax.random.key(0), config, jnp.bfloat16)
@@ -179,14 +174,14 @@ def test_experts_of_a_latent_without_gates_are_tried_as_such(on_hopper):
     assert str(on_hopper[0][3]) == "8 experts of 64 x 64 without gates, 3 for a token, bfloat16"
 
 
-@with_kernel
+@hopper_kernels
 def test_experts_are_tried_as_devices_divide_them(on_hopper):
     mesh = types.SimpleNamespace(devices=np.array([HOPPER]), shape={"model": 2, "copy": 1})
     assert Llama(mixture().config).on(mixture(), mesh).experts == "gpu"
     assert on_hopper[0][3] == ExpertShape(4, 2, 128, 64, "bfloat16")
 
 
-@with_kernel
+@hopper_kernels
 def test_experts_in_int8_and_absent_ones_have_no_trial(on_hopper):
     quantized = quantize(mixture())
     assert quantized.decoder.experts == "plain"
@@ -224,4 +219,4 @@ def test_mix_takes_the_kernel_for_several_tokens(monkeypatch):
         arguments = x[:num_tokens], chosen[:num_tokens], weights[:num_tokens], Experts(*matrices), "silu"
         for name in ("auto", "plain", "gpu"):
             mix(*arguments, implementation=name)
-    assert calls == [(hopper.rows_of_tile(3 * SHAPE.per_token / SHAPE.number), hopper.multiply)]
+    assert calls == [(ways.rows_of_tile(3 * SHAPE.per_token / SHAPE.number, hopper.ROWS), hopper.multiply)]

@@ -10,13 +10,12 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
 from jlade.models.experts import Experts, hopper, ways
+from tests.models.devices import hopper_kernels
 from tests.models.mixture import mixture
 from tests.tiny import slow
 
-needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
 
-
-@needs_kernel
+@hopper_kernels
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(
     ("rows", "size", "width", "number", "dtype"),
@@ -50,7 +49,7 @@ def test_equals_a_product_for_each_tile(rows, size, width, number, dtype, count,
         assert (differences < jnp.finfo(dtype).eps / 2 * np.linalg.norm(expected, axis=(1, 2))[:count]).all()
 
 
-@needs_kernel
+@hopper_kernels
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_nothing_runs_for_tiles_without_an_expert(count):
     """Simulated memory that no program has written is NaN."""
@@ -82,7 +81,7 @@ def tiled(*arguments, activation):
 @pytest.mark.parametrize("num_tokens", [slow(1), 12])
 @pytest.mark.parametrize(
     "kind",
-    [ways.by_expert, ways.by_token, ways.all_with_all, pytest.param(tiled, marks=needs_kernel)],
+    [ways.by_expert, ways.by_token, ways.all_with_all, pytest.param(tiled, marks=hopper_kernels)],
 )
 def test_each_arrangement_of_tokens_gives_the_weighted_sum(kind, num_tokens, num_elsewhere, has_biases):
     rng, number, k = np.random.default_rng(num_tokens), 5, 3
@@ -102,7 +101,7 @@ def test_each_arrangement_of_tokens_gives_the_weighted_sum(kind, num_tokens, num
 
 @pytest.mark.parametrize(("load", "rows"), [(0.1, 8), (3.75, 8), (4, 8), (7.5, 16), (15, 32), (32, 64), (500, 64)])
 def test_tiles_hold_twice_the_average_number_of_tokens(load, rows):
-    assert hopper.rows_of_tile(load) == rows
+    assert ways.rows_of_tile(load, hopper.ROWS) == rows
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_obstacles(dtype, rows, size, width, message):
         hopper.multiply(tiles, jnp.zeros(1, jnp.int32), weights)
 
 
-@needs_kernel
+@hopper_kernels
 @pytest.mark.parametrize(
     ("rows", "dtype"), [(8, jnp.bfloat16), (16, jnp.bfloat16), (32, jnp.float16), (64, jnp.bfloat16)]
 )

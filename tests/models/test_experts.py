@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jlade.models.architecture import LlamaConfig
-from jlade.models.experts import Experts, mix, products, route, ways
+from jlade.models.experts import Experts, mix, route, ways
 from jlade.models.quantization import quantize_matrix
 from tests.models.mixture import mixture
 from tests.tiny import slow
@@ -166,7 +166,7 @@ def test_products_of_tiles_are_those_of_ragged_dot():
     matrices = jax.random.normal(jax.random.key(1), (6, E, F))
     used = int(sizes.sum())
     wanted = jax.lax.ragged_dot(x[:used], matrices, sizes)
-    np.testing.assert_allclose(jax.jit(products.in_tiles)(x, matrices, sizes)[:used], wanted, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(ways.in_tiles)(x, matrices, sizes)[:used], wanted, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade.models import implementations
+from jlade.models import attention, trial
 from jlade.models.architecture import Heads
-from jlade.models.attention import Variation
-from jlade.models.implementations import Implementations
-from jlade.models.llama import LlamaConfig, init_params, quantize
+from jlade.models.attention import HeadShape, Variation
+from jlade.models.llama import Llama, LlamaConfig, init_params, quantize
 from jlade.models.rotary import ProportionalScaling, Rotary, inverse_frequencies
 from jlade.testing import check_decoder
 from tests.tiny import PAPER, tiny_llama
@@ -123,22 +122,22 @@ def test_no_mesh_has_copies_of_the_kv_heads_of_some_layers_alone(params):
         jlade.generate(params, PROMPTS, max_new_tokens=2, mesh=jlade.make_mesh(model=4))
 
 
-@pytest.mark.parametrize("refused", [Heads(4, 6), Heads(2, 8)])
+SHAPES = [
+    HeadShape(4, 4, 6, "float32", Variation(window=True)),
+    HeadShape(4, 2, 8, "float32", Variation()),
+]
+
+
+@pytest.mark.parametrize("refused", [None, *SHAPES])
 def test_a_kernel_must_take_the_heads_of_every_layer(params, refused, monkeypatch):
     """It is tried with the variations of the layers that have these heads."""
-    tried = {}
-
-    def resolve(chosen, device, dtype, heads, kv_heads, head_dim, may_run, variations, kv_dtype):
-        tried[Heads(kv_heads, head_dim)] = variations
-        return "plain" if Heads(kv_heads, head_dim) == refused else "gpu"
-
-    monkeypatch.setattr(implementations.attention, "resolve", resolve)
-    monkeypatch.setattr(implementations.attention, "AUTOMATIC", ("cpu",))
-    chosen = Implementations("auto", "plain", "auto")
+    tried = []
+    kernels = attention.KERNELS._replace(names=("cpu",), obstacle=lambda *arguments: None)
+    monkeypatch.setattr(attention, "KERNELS", kernels)
+    monkeypatch.setattr(trial, "passes", lambda *arguments: tried.append(arguments[3]) or arguments[3] != refused)
     config = dataclasses.replace(params.config, num_experts=0)
-    found = implementations.resolve(config, chosen, params, lambda: np.float32, None)
-    assert found.attention == "plain"
-    assert tried == {Heads(4, 6): (Variation(window=True),), Heads(2, 8): (Variation(),)}
+    assert Llama(config).on(params).attention == ("plain" if refused else "cpu")
+    assert tried == SHAPES[: len(SHAPES) if refused is None else SHAPES.index(refused) + 1]
 
 
 def test_proportional_scaling_turns_the_fastest_pairs_of_a_head_alone():

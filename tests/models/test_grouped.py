@@ -14,18 +14,16 @@ import jlade
 from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, packed
-from jlade.models import grouped, llama, products, quantization, sharding, trial
+from jlade.models import grouped, llama, products, sharding, trial
 from jlade.models.experts import Experts, mix, ways
-from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
+from jlade.models.grouped import GroupedMatrix, MatrixShape, pack, quantize_in_groups, unpack
 from jlade.models.llama import Llama
-from jlade.models.products import MatrixShape, contest, gpu, tpu
+from jlade.models.products import contest, gpu, tpu
 from jlade.models.quantization import is_quantized
-from tests import plain_llama
 from tests.conversion.test_huggingface import DEMO
 from tests.conversion.test_round_trip import assert_equal
 from tests.conversion.test_sharded import assert_placed
 from tests.models.test_experts import E, assert_same_mixtures
-from tests.models.test_llama import run_blocks
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama
 
@@ -58,17 +56,6 @@ def random_matrix(form, inputs=128, outputs=32, group=32, dtype=np.float32):
     return jax.tree.map(jnp.asarray, GroupedMatrix(weight, scale, **fields)), values
 
 
-def in_floating_point(params):
-    """Returns the parameters with matrices of few bits converted to floating point."""
-
-    def converted(leaf):
-        if isinstance(leaf, GroupedMatrix):
-            return leaf.values().T if len(leaf.shape) == 2 else leaf.values()
-        return leaf[jnp.arange(len(leaf.scale))] if is_quantized(leaf) else leaf
-
-    return jax.tree.map(converted, params, is_leaf=is_quantized)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tile", [32 * 32, 2**18])  # four tiles, and one
 def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch):
@@ -80,6 +67,12 @@ def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch
     x = np.random.default_rng(1).normal(size=(2, 5, 128)).astype(np.float32)
     product = jax.jit(llama.linear)(x, matrix)
     np.testing.assert_allclose(product, x.astype(np.float64) @ values, rtol=1e-4, atol=1e-3)
+
+
+def multiply_alone(kernel, x, matrix, interpret=False):
+    """Returns the product of tokens [T, in] with a matrix [in, out], by a kernel for tiles of experts."""
+    matrices = matrix.mapped(lambda array: array[None])
+    return kernel.multiply_tiles(x[None], jnp.zeros(1, jnp.int32), matrices, interpret)[0]
 
 
 @pytest.mark.parametrize("kernel", [tpu, gpu])
@@ -100,7 +93,7 @@ def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
     matrix, values = random_matrix(form, inputs, 128, 32, jnp.bfloat16)
     x = np.random.default_rng(1).normal(size=(tokens, inputs)).astype(jnp.bfloat16)
     expected = x.astype(np.float64) @ values
-    product = np.asarray(kernel.multiply(x, matrix, interpret=True), np.float64)
+    product = np.asarray(multiply_alone(kernel, x, matrix, interpret=True), np.float64)
     assert np.abs(product - expected).max() < 0.01 * np.abs(expected).max()
 
 
@@ -112,7 +105,7 @@ def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
 def test_simulated_kernels_compute_the_values_of_plain_code(kernel, form, group, outputs):
     """The products of unit vectors are the values, rounded once. 192 outputs fill no whole blocks of a TPU."""
     matrix, _ = random_matrix(form, 96, outputs, group)
-    product = kernel.multiply(jnp.eye(96, dtype=jnp.bfloat16), matrix, interpret=True)
+    product = multiply_alone(kernel, jnp.eye(96, dtype=jnp.bfloat16), matrix, interpret=True)
     np.testing.assert_array_equal(product, matrix.values(jnp.bfloat16))
     np.testing.assert_array_equal(product, packed.values_of(matrix).astype(jnp.bfloat16))
 
@@ -132,37 +125,41 @@ def test_what_a_kernel_does_not_take_is_multiplied_without_it():
         matrix, values = random_matrix(form, *sizes)
         x = jnp.ones((3, sizes[0]), jnp.bfloat16)
         with pytest.raises(ValueError, match=f"the kernel of products {reason}"):
-            kernel.multiply(x, matrix)
+            multiply_alone(kernel, x, matrix)
         name = kernel.__name__.rpartition(".")[2]
         product = products.multiply(x, matrix, name)
         np.testing.assert_allclose(product, np.ones((3, sizes[0])) @ values, rtol=0.02, atol=0.5)
         with pytest.raises(ValueError, match="needs a model in"):
-            kernel.multiply(jnp.ones((3, sizes[0])), matrix)
+            multiply_alone(kernel, jnp.ones((3, sizes[0])), matrix)
 
 
 def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):
-    calls = []
+    calls, kernels = [], products.KERNELS
     monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
     device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA A100")
     shape = MatrixShape(128, 256, 64, 4, False, False, False, "bfloat16")
     small = MatrixShape(128, 256, 8, 4, False, False, True, "bfloat16")  # which the kernel does not take
-    assert products.resolve("auto", device, [shape, small]) == "gpu"
+    assert kernels.resolve("auto", device, [shape, small]) == "gpu"
     ((subject, kernel, _, tried, prepared, may_run),) = calls
     assert (subject, kernel, tried, may_run) == ("products", "gpu", shape, True)
     assert str(shape) == "128 x 256 in 4 bits with groups of 64, bfloat16"
     assert [run.keywords["implementation"] for run in prepared.args[:2]] == ["gpu", "plain"]
-    assert products.resolve("auto", device, [small]) == products.resolve_unattached("auto", device, [small]) == "plain"
-    assert products.resolve("auto", jax.devices()[0], [shape]) == products.resolve("plain", device, [shape]) == "plain"
-    assert products.resolve_unattached("auto", device, [small, shape]) == "gpu"
+    assert (
+        kernels.resolve("auto", device, [small])
+        == kernels.resolve("auto", device, [small], is_attached=False)
+        == "plain"
+    )
+    assert kernels.resolve("auto", jax.devices()[0], [shape]) == kernels.resolve("plain", device, [shape]) == "plain"
+    assert kernels.resolve("auto", device, [small, shape], is_attached=False) == "gpu"
     with pytest.raises(ValueError, match=r"products 'tpu' needs a TPU, and the device is NVIDIA A100; choose 'auto'"):
-        products.resolve("tpu", device, [shape])
+        kernels.resolve("tpu", device, [shape])
     with pytest.raises(ValueError, match=r"products 'gpu' needs outputs of a multiple of 64"):
-        products.resolve("gpu", device, [small])
+        kernels.resolve("gpu", device, [small])
     with pytest.raises(ValueError, match=r"products must be one of .*; got 'cpu'"):
         Llama(tiny_llama().config, products="cpu")
     assert len(calls) == 1
     monkeypatch.setattr(trial, "passes", lambda subject, kernel, device, shape, *rest: not shape.has_levels)
-    assert products.resolve("auto", device, [shape, shape._replace(has_levels=True)]) == "plain"
+    assert kernels.resolve("auto", device, [shape, shape._replace(has_levels=True)]) == "plain"
     params = llama.quantize(tiny_llama(), 4)
     assert params.decoder.products == "plain"
     assert tiny_llama().decoder.products == "auto"
@@ -201,40 +198,6 @@ def test_no_element_moves_by_more_than_a_step(group):
     steps = np.repeat(np.abs(np.asarray(matrix.scale, np.float32)), group, axis=0)
     assert (np.abs(matrix.values() - values) <= 1.05 * steps).all()
     assert not np.asarray(matrix.values())[:group, 0].any()
-
-
-def test_groups_that_are_not_finite_stay_so():
-    values = np.ones((64, 4), np.float32)
-    values[3, 1], values[40, 2] = np.nan, np.inf
-    found = np.isfinite(quantize_in_groups(jnp.asarray(values), 32).values())
-    assert found.reshape(2, 32, 4).all(axis=1).tolist() == [[True, False, True, True], [True, True, False, True]]
-    assert not found[:32, 1].any()
-
-
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True}], ids=["untied", "tied"])
-def test_equals_the_plain_llama_with_the_rounded_weights(changes):
-    params = llama.quantize(tiny_llama(**changes), 4)
-    assert quantization.kinds(params) == ["4 bits", "int8"]
-    assert quantization.fewest_bits(params) == 4
-    tokens = np.random.default_rng(0).integers(0, 13, (1, 20), dtype=np.int32)
-    expected = [plain_llama.logits(in_floating_point(params), text) for text in tokens]
-    np.testing.assert_allclose(run_blocks(params, tokens, [20]), expected, atol=3e-5)
-    assert_equal(llama.quantize(params, 4), params)
-    with pytest.raises(ValueError, match="bits must be 4, 8 or None, got 3"):
-        llama.quantize(params, 3)
-
-
-@pytest.mark.parametrize("temperature", [0.0, slow(0.8)])
-def test_lookahead_equals_plain_decoding(temperature):
-    params = llama.quantize(tiny_llama(3, tie_embeddings=True), 4)
-    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
-    options = {"sampling": jlade.SamplingConfig(temperature=temperature), "key": jax.random.key(1)}
-    plain, ahead = (
-        jlade.generate(params, prompts, max_new_tokens=40, lookahead=each, eos_ids=(), **options)
-        for each in (None, PAPER)
-    )
-    assert_same_texts(ahead, plain)
-    assert ahead.steps.max() < plain.steps.max()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from jlade.models.attention import Operands, hopper, tpu
 from jlade.models.kv_rounding import DTYPES, FLOAT8, INT8
 from jlade.models.llama import Llama, init_params
 from jlade.testing import check_decoder
+from tests.models.devices import hopper_kernels
 from tests.models.test_gemma4 import PARTS
 from tests.models.test_latent import LIKE_DEEPSEEK
 from tests.own_caches import Slots
@@ -108,7 +109,7 @@ def test_attention_reads_8_bits_as_the_numbers_that_they_are(form, variations, k
     np.testing.assert_allclose(got, attention.attend(exact, **variations), atol=2e-5)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="simulating the GPU needs JAX 0.11.2")
+@hopper_kernels
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype", "variations"),
     [

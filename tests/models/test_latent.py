@@ -26,7 +26,7 @@ def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     params = tiny_llama(**LIKE_DEEPSEEK | {"latent": sizes, "norm_eps": 0.3})  # which latents do not have
     layer, rng = jax.tree.map(np.asarray, params.layers[1]), np.random.default_rng(0)
     hidden = rng.normal(size=(2, 7, 16)).astype(np.float32)
-    queries, keys = map(np.asarray, latent.project(layer.projections, hidden, None, None, params.config))
+    queries, keys = map(np.asarray, latent.project(layer, hidden, None, None, params.config))
     assert keys.shape == (2, 7, 1, 14)
     assert params.config.score_scale == 10**-0.5
 
@@ -49,7 +49,7 @@ def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     mixed = np.einsum("bhts,bsd->bthd", scores, keys[:, :, 0])
     own_values = np.einsum("hvr,btr->bthv", by_head(layer.value_up), latents)
     wanted = np.einsum("bhts,bshv->bthv", scores, own_values)
-    np.testing.assert_allclose(latent.values(layer.projections, mixed), wanted, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(latent.values(layer, mixed), wanted, rtol=1e-3, atol=1e-2)
 
 
 def test_the_cache_has_one_latent_for_a_token_and_layer():
@@ -73,15 +73,9 @@ def test_a_continued_batch_equals_the_whole_read_anew():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"selection_bias": True},
-            "selection_bias, expert_groups and expert_scale need one of the routings sigmoids, ",
-        ),
+        ({"selection_bias": True}, "selection_bias, expert_groups and expert_scale need one of the routings sigmoids"),
         ({"expert_groups": 2}, "need one of the routings sigmoids, probabilities, got 'softmax'"),
-        (
-            {"expert_scale": 2.0, "routing": "sigmoid"},
-            "need one of the routings sigmoids, probabilities, got 'sigmoid'",
-        ),
+        ({"expert_scale": 2.0, "routing": "sigmoid"}, "of the routings sigmoids, probabilities, got 'sigmoid'"),
         ({"latent": SIZES}, "latent attention has num_kv_heads=1 and head_dim=14, got 2 and 8"),
     ],
 )

@@ -21,6 +21,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
 NEW_TOKENS = 40
 PROMPT_LENGTHS = (17, 9)  # the texts are longer than every window
 SLIDING = ["sliding_attention", "full_attention"]
+
+
+def rope_of_full_attention(**settings):
+    """Returns the rotation of layers without a window; that of the others is plain."""
+    others = {"rope_type": "default", "rope_theta": 50.0}
+    return {"rope_parameters": {"full_attention": settings, "sliding_attention": others}}
+
+
 RECURRENT = {
     "layer_types": ["linear_attention", "full_attention"],
     "head_dim": 16,
@@ -85,14 +93,8 @@ GEMMA_4 = {
     "sliding_window": 7,
     "hidden_size_per_layer_input": 0,
 }
-GEMMA_4 |= {
-    "num_hidden_layers": 4,
-    "layer_types": [*SLIDING, *SLIDING],
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-    },
-}
+GEMMA_4 |= {"num_hidden_layers": 4, "layer_types": [*SLIDING, *SLIDING]}
+GEMMA_4 |= rope_of_full_attention(rope_type="proportional", rope_theta=500.0, partial_rotary_factor=0.25)
 CASES = {
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
@@ -103,12 +105,7 @@ CASES = {
     "gemma3_text": (
         "Gemma3Text",
         {"head_dim": 12, "sliding_window": 7, "layer_types": SLIDING, "query_pre_attn_scalar": 10}
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            }
-        },
+        | rope_of_full_attention(rope_type="linear", factor=8.0, rope_theta=500.0),
     ),
     "gemma4_text": (
         "Gemma4Text",
@@ -160,12 +157,7 @@ CASES = {
     "olmo3": (
         "Olmo3",
         {"sliding_window": 7, "layer_types": SLIDING}
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            }
-        },
+        | rope_of_full_attention(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
     ),
     "granite": (
         "Granite",
@@ -382,18 +374,13 @@ CASES = {
 GEMMA_4_FORMS = ("gemma4_text", "gemma4_text, experts", "gemma4_text, embeddings of layers")
 DECODED = ("gemma2", "qwen3_5_text", *map(slow, (*GEMMA_4_FORMS, "gpt_oss", "deepseek_v3", "nemotron_h, experts")))
 QUANTIZED = ("gemma", "gemma4_text", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text")
-QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3", "falcon, 40B")
-QUANTIZED += ("nemotron_h, experts of a latent",)
-QUICK = ("gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3")
-QUICK += ("falcon, 40B",)
-
-
+QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3", "falcon, 40B", "nemotron_h, experts of a latent")
 # Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
-@pytest.fixture(
-    params=slow_but(
-        CASES, *QUICK, "qwen3_next", "granitemoehybrid, experts", "falcon_h1", "lfm2", "nemotron_h, experts"
-    )
-)
+QUICK = ("gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3")
+QUICK += ("falcon, 40B", "qwen3_next", "granitemoehybrid, experts", "falcon_h1", "lfm2", "nemotron_h, experts")
+
+
+@pytest.fixture(params=slow_but(CASES, *QUICK))
 def case(request):
     return request.param
 
@@ -424,17 +411,17 @@ def test_logits_are_those_of_transformers_and_every_format_keeps_them(models, ca
         save(params, tmp_path / name)
         again = load(tmp_path / name, "float32", strict=True)
         assert dataclasses.replace(again.config, eos_ids=params.config.eos_ids) == params.config
-        for got, stored in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
-            np.testing.assert_array_equal(got, stored)
-    adopted = jlade.adopt(load_file(tmp_path / "hf" / "model.safetensors"), tmp_path / "hf")
-    for got, stored in zip(jax.tree.leaves(adopted), jax.tree.leaves(params), strict=True):
-        np.testing.assert_array_equal(got, stored)
+        assert_same_arrays(again, params)
+    assert_same_arrays(jlade.adopt(load_file(tmp_path / "hf" / "model.safetensors"), tmp_path / "hf"), params)
     theirs = class_of(params.config.family).from_pretrained(tmp_path / "hf")
     with torch.no_grad():
         given = theirs(torch.tensor(text[None], dtype=torch.long)).logits.numpy()[0]
     np.testing.assert_allclose(given, wanted, atol=1e-5)
-    divided = load_hf(tmp_path / "hf", "float32", mesh=jlade.make_mesh(model=2))
-    for got, stored in zip(jax.tree.leaves(divided), jax.tree.leaves(params), strict=True):
+    assert_same_arrays(load_hf(tmp_path / "hf", "float32", mesh=jlade.make_mesh(model=2)), params)
+
+
+def assert_same_arrays(params, expected):
+    for got, stored in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(got, stored)
 
 

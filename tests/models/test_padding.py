@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.models import padding
-from jlade.models.llama import quantize
+from jlade.models.llama import num_missing, quantize
 from tests.tiny import slow, tiny_llama
 
 
@@ -31,8 +30,8 @@ from tests.tiny import slow, tiny_llama
     ],
 )
 def test_sizes(block_size, padded):
-    assert block_size + padding.missing((1, block_size)) == padded
-    assert padding.missing((2, block_size)) == 0
+    assert block_size + num_missing((1, block_size)) == padded
+    assert num_missing((2, block_size)) == 0
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))

@@ -10,6 +10,7 @@ import pytest
 
 from jlade.models import base
 from jlade.models.attention import Operands, attend, plain, tpu
+from tests.models.test_commit import in_pages
 from tests.models.test_latent import LIKE_DEEPSEEK
 from tests.tiny import BESIDE_ATTENTION, RECURRENT, slow_but, tiny_llama
 
@@ -29,15 +30,6 @@ MODELS = {
     "beside attention": (BESIDE_ATTENTION, None),
     "a latent in 8 bits": (LIKE_DEEPSEEK, "int8"),
 }
-
-
-def put_in_pages(layer, table):
-    """Returns a layer [B, KH, N * SIZE, ...] in pages [P, KH, SIZE, ...], with large numbers in the others."""
-    pages = np.full((np.max(table) + 3, layer.shape[1], SIZE, *layer.shape[3:]), 99, layer.dtype)
-    for row, numbers in zip(np.asarray(layer), table, strict=True):
-        for place, number in enumerate(numbers):
-            pages[number] = row[:, place * SIZE : (place + 1) * SIZE]
-    return jnp.asarray(pages)
 
 
 def random_table(batch_size, number, seed=0):
@@ -60,7 +52,7 @@ def test_attention_reads_through_the_table(way, has_scales):
     table = random_table(3, number)
     rest = length, mask, None, None, *scales
     expected = attend(Operands(queries, keys, values, *cached, *rest, *cached_scales))
-    paged, paged_scales = ([put_in_pages(x, table) for x in arrays] for arrays in (cached, cached_scales))
+    paged, paged_scales = ([in_pages(x, table, SIZE) for x in arrays] for arrays in (cached, cached_scales))
     got = ATTEND[way](Operands(queries, keys, values, *paged, *rest, *paged_scales)._replace(table=table))
     np.testing.assert_allclose(got, expected, atol=2e-6)
 

@@ -14,26 +14,28 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf
 from jlade.models import grouped, llama, quantization
-from jlade.models.grouped import quantize_in_groups
-from jlade.models.quantization import Int8Matrix, quantize_matrix
+from jlade.models.grouped import GroupedMatrix, quantize_in_groups
+from jlade.models.quantization import Int8Matrix, is_quantized, quantize_matrix
 from tests import plain_llama
 from tests.conversion.test_huggingface import DEMO
 from tests.conversion.test_round_trip import assert_equal
 from tests.models.test_llama import run_blocks
 from tests.texts import assert_same_texts
-from tests.tiny import PAPER, tiny_llama
+from tests.tiny import PAPER, slow, tiny_llama
 
 BIASES = {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
 ALL = {"tie_embeddings": True, "qk_norm": True} | BIASES
 
 
 def in_floating_point(params):
-    """Returns the parameters with int8 matrices converted to floating point."""
-    return jax.tree.map(
-        lambda x: x[jnp.arange(len(x.scale))] if isinstance(x, Int8Matrix) else x,
-        params,
-        is_leaf=lambda x: isinstance(x, Int8Matrix),
-    )
+    """Returns the parameters with matrices of few bits converted to floating point."""
+
+    def converted(leaf):
+        if isinstance(leaf, GroupedMatrix):
+            return leaf.values().T if len(leaf.shape) == 2 else leaf.values()
+        return leaf[jnp.arange(len(leaf.scale))] if is_quantized(leaf) else leaf
+
+    return jax.tree.map(converted, params, is_leaf=is_quantized)
 
 
 @given(
@@ -92,25 +94,30 @@ def test_every_feature_equals_the_model_of_its_rounded_weights():
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True}], ids=["untied", "tied"])
-def test_equals_the_plain_llama_with_the_rounded_weights(changes):
-    quantized = llama.quantize(tiny_llama(**changes))
+@pytest.mark.parametrize(("bits", "kinds"), [(8, ["int8"]), (4, ["4 bits", "int8"])])
+def test_equals_the_plain_llama_with_the_rounded_weights(bits, kinds, changes):
+    quantized = llama.quantize(tiny_llama(**changes), bits)
     assert isinstance(quantized.embedding, Int8Matrix) == bool(changes)
+    assert quantization.kinds(quantized) == kinds
+    assert quantization.fewest_bits(quantized) == bits
     tokens = np.random.default_rng(0).integers(0, 13, (1, 20), dtype=np.int32)
     expected = [plain_llama.logits(in_floating_point(quantized), text) for text in tokens]
     np.testing.assert_allclose(run_blocks(quantized, tokens, [20]), expected, atol=3e-5)
+    assert_equal(llama.quantize(quantized, bits), quantized)
+    with pytest.raises(ValueError, match="bits must be 4, 8 or None, got 3"):
+        llama.quantize(quantized, 3)
 
 
-def test_int8_parameters_stay_as_they_are():
-    params = llama.quantize(tiny_llama())
-    assert_equal(llama.quantize(params), params)
-
-
-@pytest.mark.slow
-def test_lookahead_equals_plain_decoding():
-    params = llama.quantize(tiny_llama(3, **ALL))
+@pytest.mark.parametrize(
+    ("bits", "changes", "temperature"),
+    [(4, {"tie_embeddings": True}, 0.0), slow(4, {"tie_embeddings": True}, 0.8), slow(8, ALL, 0.0)],
+)
+def test_lookahead_equals_plain_decoding(bits, changes, temperature):
+    params = llama.quantize(tiny_llama(3, **changes), bits)
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
+    options = {"sampling": jlade.SamplingConfig(temperature=temperature), "key": jax.random.key(1)}
     plain, ahead = (
-        jlade.generate(params, prompts, max_new_tokens=40, lookahead=lookahead, eos_ids=())
+        jlade.generate(params, prompts, max_new_tokens=40, lookahead=lookahead, eos_ids=(), **options)
         for lookahead in (None, PAPER)
     )
     assert_same_texts(ahead, plain)
@@ -216,8 +223,9 @@ def test_four_bits_are_near_in_every_group(seed, magnitude, shift, dtype):
 def test_groups_that_are_not_finite_stay_so_in_four_bits():
     matrix = np.ones((16, 4), np.float32)
     matrix[3, 0], matrix[9, 1], matrix[9, 2] = np.nan, np.inf, -np.inf
-    finite = np.isfinite(quantize_in_groups(jnp.asarray(matrix), 8).values())
-    assert finite.reshape(2, 8, 4).any(axis=1).tolist() == [[False, True, True, True], [True, False, False, True]]
+    finite = np.isfinite(quantize_in_groups(jnp.asarray(matrix), 8).values()).reshape(2, 8, 4)
+    np.testing.assert_array_equal(finite.any(axis=1), [[False, True, True, True], [True, False, False, True]])
+    np.testing.assert_array_equal(finite.all(axis=1), finite.any(axis=1))
 
 
 def test_an_offset_and_outliers_cost_little():

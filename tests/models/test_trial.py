@@ -22,12 +22,12 @@ from jlade import mesh as mesh_lib
 from jlade.models import attention, trial
 from jlade.models.attention import Variation, contest, tpu
 from jlade.models.attention.contest import HeadShape
+from jlade.models.kernels import Kernels
 from jlade.models.llama import Llama
 from jlade.models.trial import Outcome, TrialKey
-from tests.models.attention.test_attend import TPU
+from tests.models.devices import CPU, TPU, record_trials
 from tests.tiny import tiny_llama
 
-CPU = jax.devices("cpu")[0]
 SHAPE = HeadShape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
 KEY = TrialKey("attention", "tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
 GOOD = Outcome(True, "takes 0.50 of the time of 'plain'")
@@ -374,11 +374,7 @@ def test_several_processes_and_absent_devices_try_nothing(monkeypatch):
 
 @pytest.fixture
 def on_tpu(monkeypatch):
-    """Makes the CPU pass for a TPU, and returns the calls of `trial.passes`."""
-    calls = []
-    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU])
-    monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
-    return calls
+    return record_trials(monkeypatch, TPU)
 
 
 def test_a_decoder_asks_for_a_trial_of_its_heads(on_tpu):
@@ -419,8 +415,15 @@ def test_a_decoder_of_tracers_or_on_several_devices_is_plain(on_tpu, monkeypatch
     assert not on_tpu
 
 
+def test_a_decoder_for_an_absent_device_has_its_kernel_without_a_trial(monkeypatch):
+    monkeypatch.setattr(trial, "passes", pytest.fail)
+    params = tiny_llama()
+    for shapes in (params, jax.eval_shape(lambda: params)):
+        assert Llama(params.config).on(shapes, absent=TPU) == Llama(params.config, "tpu")
+
+
 def test_nothing_happens_on_a_cpu(monkeypatch, cache_directory):
-    monkeypatch.setattr(attention, "resolve", pytest.fail)
+    monkeypatch.setattr(Kernels, "resolve", pytest.fail)
     monkeypatch.setattr(jax, "eval_shape", pytest.fail)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,19 +1,16 @@
-"""Attention of a block to its prefix in the cache and to itself, and the choice of its implementation."""
-
-import functools
-from collections.abc import Collection
+"""Attention of a block to its prefix in the cache and to itself, and its kernels."""
 
 import jax
 import jax.numpy as jnp
 
 from jlade.models.attention import plain
+from jlade.models.attention.contest import HeadShape as HeadShape
+from jlade.models.attention.contest import prepare
 from jlade.models.attention.operands import Operands as Operands
 from jlade.models.attention.operands import Variation as Variation
-from jlade.models.kernels import hopper_obstacle
+from jlade.models.kernels import Kernels, hopper_obstacle
 
-IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
-LARGEST_TPU_HEAD = 256  # on-chip memory holds the queries of a KV head's whole group, and those of latents are many
-AUTOMATIC = ("gpu", "tpu")  # platforms with a kernel of that name, which "auto" tries
+MAX_TPU_HEAD = 256  # on-chip memory holds the queries of a KV head's whole group, and those of latents are many
 
 
 def attend(
@@ -33,8 +30,8 @@ def attend(
     Args:
       operands: the arrays.
       window: number of positions that a token sees, its own included; None for all.
-      implementation: one of `IMPLEMENTATIONS`. "plain" is JAX without kernels and runs everywhere; "gpu" is a kernel
-        for NVIDIA's Hopper GPUs and "tpu" one for TPUs. "auto" is "plain" here: `resolve` chooses for a device.
+      implementation: "plain" is JAX without kernels and runs everywhere; "gpu" is a kernel for NVIDIA's Hopper GPUs
+        and "tpu" one for TPUs. "auto" is "plain" here: `KERNELS` chooses for a device.
       scale: of the products of queries and keys, None for the inverse root of D.
       cap: bounds the scores, by `cap * tanh(score / cap)`.
       split: of keys in 8 bits with two scales, [B, T, 2] and [B, 2, S]: the elements that the first one is of. These
@@ -46,7 +43,7 @@ def attend(
     Raises:
       ValueError: `implementation` is unknown, or `operands` lack the positions that `window` needs.
     """
-    check_implementation(implementation)
+    KERNELS.check(implementation)
     if window is not None and operands.positions is None:
         raise ValueError(f"attention with a window ({window}) needs Operands.positions [B, T]; got None")
     mask = jnp.asarray(operands.block_mask)
@@ -76,90 +73,20 @@ def _without_nan(operands: Operands) -> Operands:
     return operands._replace(**dict(zip(names, finite, strict=True)))
 
 
-def resolve(
-    implementation: str,
-    device: jax.Device,
-    dtype: jax.typing.DTypeLike,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    may_run: bool = True,
-    variations: Collection[Variation] = (Variation(),),
-    kv_dtype: str | None = None,
-) -> str:
-    """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
-
-    "auto" gives the kernel of the device if it can run there and passes its trials, otherwise "plain"; see
-    `jlade.models.trial`. Other implementations are not tried.
-
-    Args:
-      implementation: one of `IMPLEMENTATIONS`.
-      device: the device that holds the parameters.
-      dtype: of queries, keys and values.
-      heads: H.
-      kv_heads: KH.
-      head_dim: D, size of a head.
-      may_run: whether "auto" may run a kernel on `device` to try it; otherwise only a remembered verdict counts.
-      variations: those of the layers; "auto" tries a kernel with each.
-      kv_dtype: of keys and values in 8 bits, None for those of `dtype`.
-
-    Raises:
-      ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
-    """
-    check_implementation(implementation)
-    if implementation == "auto":
-        kernel = device.platform
-        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim) is not None:
-            return "plain"
-        # On demand, as most programs need no trial.
-        from jlade.models import trial
-        from jlade.models.attention.contest import HeadShape, prepare
-
-        run, run_plain = (functools.partial(attend, implementation=name) for name in (kernel, "plain"))
-
-        def passes(variation: Variation) -> bool:
-            shape = HeadShape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, variation, kv_dtype)
-            contest = functools.partial(prepare, run, run_plain, device, shape)
-            return trial.passes("attention", kernel, device, shape, contest, may_run)
-
-        return kernel if all(map(passes, variations)) else "plain"
-    if obstacle := _obstacle(implementation, device, dtype, head_dim):
-        raise ValueError(f"attention {implementation!r} {obstacle}; choose 'auto' or 'plain'")
-    return implementation
-
-
-def resolve_unattached(
-    implementation: str,
-    device: jax.Device,
-    dtype: jax.typing.DTypeLike,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-) -> str:
-    """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
-    kernel = device.platform
-    obstacle = _obstacle(kernel, device, dtype, head_dim)
-    if implementation == "auto" and kernel in AUTOMATIC and obstacle is None:
-        return kernel
-    return resolve(implementation, device, dtype, heads, kv_heads, head_dim)
-
-
-def check_implementation(implementation: str) -> None:
-    """Raises a ValueError if `implementation` is unknown."""
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"attention must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
-
-
-def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str | None:
-    """Returns the reason why the implementation cannot run, None if it can."""
-    if implementation == "gpu":
+def _obstacle(name: str, device: jax.Device, shape: HeadShape) -> str | None:
+    if name == "gpu":
         if reason := hopper_obstacle(device):
             return reason
-        if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16) or head_dim not in range(16, 129, 16):
-            shape = f"{jnp.dtype(dtype).name} and {head_dim}"
-            return f"needs 16-bit floats and heads of a multiple of 16 up to 128, and these are {shape}"
-    if implementation == "tpu" and device.platform != "tpu":
+        if shape.dtype not in ("bfloat16", "float16") or shape.head_dim not in range(16, 129, 16):
+            return (
+                "needs 16-bit floats and heads of a multiple of 16 up to 128, and these are "
+                f"{shape.dtype} and {shape.head_dim}"
+            )
+    elif device.platform != "tpu":
         return f"needs a TPU, and the device is {device.device_kind}"
-    if implementation == "tpu" and head_dim > LARGEST_TPU_HEAD:
-        return f"needs heads of up to {LARGEST_TPU_HEAD}, and these are of {head_dim}"
+    elif shape.head_dim > MAX_TPU_HEAD:
+        return f"needs heads of up to {MAX_TPU_HEAD}, and these are of {shape.head_dim}"
     return None
+
+
+KERNELS = Kernels("attention", ("gpu", "tpu"), attend, prepare, _obstacle)

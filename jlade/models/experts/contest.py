@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.models import trial
-from jlade.models.trial import Case, Contest
+from jlade.models.trial import Contest
 
 # Of tokens [T, E], their experts and weights [T, K], and the matrices gate, up and down of the experts, gate None for
 # experts without
@@ -37,13 +37,11 @@ def prepare(run: Mix, plain: Mix, device: jax.Device, shape: ExpertShape) -> Con
     Exact ones would take copies of the weights in float32, which may be several gigabytes.
     """
     matrices = _random_matrices(jax.device_put(jax.random.key(0), device), shape)
-    run_layers, plain_layers = _layers(run), _layers(plain)
-    cases = []
-    for num_tokens in (trial.BLOCK, trial.PREFILL):
-        arguments = _random_tokens(device, shape, num_tokens), matrices
-        expected = plain_layers(arguments, jax.device_put(np.int32(1), device))
-        cases.append(Case(arguments, np.asarray(jax.device_get(expected), np.float32)))
-    return Contest(run_layers, plain_layers, *cases)
+
+    def draw(num_tokens: int) -> Any:
+        return _random_tokens(device, shape, num_tokens), matrices
+
+    return trial.against_plain(_layers(run), _layers(plain), device, draw)
 
 
 @functools.partial(jax.jit, static_argnames="shape")

@@ -34,15 +34,6 @@ def obstacle(dtype: jax.typing.DTypeLike, rows: int, size: int, width: int) -> s
     return None
 
 
-def rows_of_tile(load: float) -> int:
-    """Returns how many rows tiles should have, for an average number of tokens of an expert.
-
-    Tokens choose experts unevenly. Few experts have over twice the average, and so more than one tile, which reads the
-    weights again.
-    """
-    return next((rows for rows in ROWS if rows >= 2 * load), ROWS[-1])
-
-
 def multiply(tiles: jax.Array, experts: jax.Array, *weights: jax.Array, interpret: Any = None) -> list[jax.Array]:
     """Returns the products [P, M, O] of tiles with the matrices of their experts, for each array of matrices.
 

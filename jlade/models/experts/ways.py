@@ -4,15 +4,19 @@ Each takes tokens [T, E], their experts [T, K] int32 and weights [T, K], and ret
 on another device has the number N, and its weight is 0.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jlade.models import layers
-from jlade.models.experts import products
-from jlade.models.quantization import Matrix, dense_shape
+from jlade.models import layers, products
+from jlade.models.grouped import GroupedMatrix, product_of
+from jlade.models.quantization import Int8Matrix, Matrix, dense_shape, is_int8
+
+ROWS = 8  # a grouped product on TPUs has a multiple of them
+TILE = 32  # rows of an expert that are multiplied at once on CPUs
 
 
 class Experts(NamedTuple):
@@ -39,7 +43,7 @@ def by_expert(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Expe
     sizes = jnp.sum(jax.nn.one_hot(of_pair, experts.number, dtype=jnp.int32), axis=0)
 
     def multiply(rows: jax.Array, *matrices: Matrix) -> list[jax.Array]:
-        return [products.grouped(rows, each, sizes, of_row) for each in matrices]
+        return [_multiply_sorted(rows, each, sizes, of_row) for each in matrices]
 
     rows = _mlp(x[order // chosen.shape[1]], experts, multiply, lambda bias: bias[of_row], activation)
     rows = rows[jnp.argsort(order)].reshape(*chosen.shape, -1)
@@ -51,7 +55,7 @@ def by_token(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Exper
     of_row = jnp.minimum(chosen.reshape(-1), experts.number - 1)
 
     def multiply(rows: jax.Array, *matrices: Matrix) -> list[jax.Array]:
-        return [products.each(rows, each, of_row) for each in matrices]
+        return [_multiply_each(rows, each, of_row) for each in matrices]
 
     rows = jnp.repeat(x, chosen.shape[1], axis=0)
     rows = _mlp(rows, experts, multiply, lambda bias: bias[of_row], activation)
@@ -62,7 +66,7 @@ def all_with_all(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: E
     """Multiplies each token by the matrices of all experts."""
 
     def multiply(rows: jax.Array, *matrices: Matrix) -> list[jax.Array]:
-        return [products.all_with_all(rows, each) for each in matrices]
+        return [_multiply_all(rows, each) for each in matrices]
 
     rows = jnp.broadcast_to(x, (experts.number, *x.shape))
     rows = _mlp(rows, experts, multiply, lambda bias: bias[:, None], activation)
@@ -111,6 +115,15 @@ def tiled(
     return _sum(jnp.where((chosen < number)[..., None], mixed, 0), weights, x)
 
 
+def rows_of_tile(load: float, accepted: Sequence[int]) -> int:
+    """Returns how many rows tiles should have, of those that a kernel accepts, for an average number of tokens.
+
+    Tokens choose experts unevenly. Few experts have over twice the average, and so more than one tile, for which the
+    kernel reads or converts their matrices again.
+    """
+    return next((rows for rows in accepted if rows >= 2 * load), accepted[-1])
+
+
 def _mlp(
     rows: jax.Array,
     experts: Experts,
@@ -126,9 +139,10 @@ def _mlp(
     """
 
     def linear(rows: jax.Array, *pairs: tuple[Matrix, jax.Array | None]) -> list[jax.Array]:
-        found = multiply(rows, *(matrices for matrices, _ in pairs))
+        multiplied = multiply(rows, *(matrices for matrices, _ in pairs))
         return [
-            product if bias is None else product + spread(bias) for product, (_, bias) in zip(found, pairs, strict=True)
+            product if bias is None else product + spread(bias)
+            for product, (_, bias) in zip(multiplied, pairs, strict=True)
         ]
 
     if experts.gate is None:
@@ -144,3 +158,97 @@ def _mlp(
 def _sum(rows: jax.Array, weights: jax.Array, x: jax.Array) -> jax.Array:
     """Returns the sum [T, E] of rows [T, K, E] with weights [T, K], in the dtype of `x`."""
     return jnp.sum(rows.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
+
+
+def _multiply_sorted(x: jax.Array, matrices: Matrix, sizes: jax.Array, experts: jax.Array) -> jax.Array:
+    """Returns the product [P, out] of each row with the matrix of its expert, for rows that are sorted by expert.
+
+    The rows that come after those of the last expert have unspecified products.
+
+    Args:
+      x: [P, in].
+      matrices: [N, in, out].
+      sizes: [N] int32, rows of each expert.
+      experts: [P] int32, the expert of each row.
+    """
+    if isinstance(matrices, GroupedMatrix):  # no kernel of XLA's reads them
+        return in_tiles(x, matrices, sizes)
+    product: jax.Array = jax.lax.platform_dependent(x, _weight(matrices), sizes, tpu=_ragged, default=in_tiles)
+    return _rescale(product, matrices, experts, x.dtype)
+
+
+def _multiply_each(x: jax.Array, matrices: Matrix, experts: jax.Array) -> jax.Array:
+    """Returns the product [P, out] of each row [P, in] with the matrix [in, out] of its expert [P].
+
+    A sum of products, and no matrix product: XLA for GPUs reads the matrices inside it, where it would copy them.
+    """
+    if isinstance(matrices, GroupedMatrix):
+        return _each_grouped(x, matrices.expert(experts)).astype(x.dtype)
+    chosen = _weight(matrices)[experts].astype(jnp.float32)
+    return _rescale(jnp.sum(x[:, :, None].astype(jnp.float32) * chosen, axis=1), matrices, experts, x.dtype)
+
+
+def _each_grouped(x: jax.Array, chosen: GroupedMatrix) -> jax.Array:
+    """Returns the product [P, out] float32 of each row [P, in] with its matrix [P, in, out]."""
+    parts = chosen.parts()
+    pieces = x.astype(jnp.float32).reshape(len(x), -1, len(parts), parts[0].shape[2], 1)
+    return functools.reduce(jnp.add, [jnp.sum(pieces[:, :, i] * part, axis=(1, 2)) for i, part in enumerate(parts)])
+
+
+def _multiply_all(x: jax.Array, matrices: Matrix) -> jax.Array:
+    """Returns the products [N, T, out] of tokens [N, T, in] with matrices [N, in, out]."""
+    if isinstance(matrices, GroupedMatrix):
+        return products.multiply_each(x, matrices)
+    weight = _weight(matrices).astype(x.dtype)
+    product = jnp.einsum("nti,nio->nto", x, weight, preferred_element_type=jnp.float32)
+    if is_int8(matrices):
+        product *= matrices.scale[:, None]
+    return product.astype(x.dtype)
+
+
+def in_tiles(x: jax.Array, weight: jax.Array | GroupedMatrix, sizes: jax.Array) -> jax.Array:
+    """Returns `_multiply_sorted` by a loop over tiles of up to `TILE` rows of an expert.
+
+    A tile reaches into the rows of later experts, whose own tiles come later and overwrite it.
+    """
+    num_rows = x.shape[0]
+    height = min(TILE, num_rows)
+    tiles = -(-sizes // height)
+    ends, first_rows = jnp.cumsum(tiles), jnp.cumsum(sizes) - sizes
+    x = jnp.pad(x, ((0, height), (0, 0)))
+
+    def add_tile(i: jax.Array, result: jax.Array) -> jax.Array:
+        expert = jnp.sum(ends <= i)
+        start = first_rows[expert] + (i - ends[expert] + tiles[expert]) * height
+        rows = jax.lax.dynamic_slice_in_dim(x, start, height)
+        if isinstance(weight, GroupedMatrix):
+            product = product_of(weight.expert(expert), rows)
+        else:
+            matrix = jax.lax.dynamic_index_in_dim(weight, expert, keepdims=False).astype(x.dtype)
+            product = jnp.dot(rows, matrix, preferred_element_type=result.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(result, product, start, axis=0)
+
+    is_rounded = isinstance(weight, GroupedMatrix) or weight.dtype == jnp.int8
+    empty = jnp.zeros((num_rows + height, weight.shape[2]), jnp.float32 if is_rounded else x.dtype)
+    return jax.lax.fori_loop(0, ends[-1], add_tile, empty)[:num_rows]
+
+
+def _ragged(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns `_multiply_sorted`: XLA for TPUs has a kernel that reads the matrices of experts with rows alone.
+
+    It takes this kernel for a multiple of `ROWS` rows, and may read all matrices for other numbers.
+    """
+    num_rows, result = x.shape[0], jnp.float32 if weight.dtype == jnp.int8 else x.dtype
+    x = jnp.pad(x, ((0, -num_rows % ROWS), (0, 0)))
+    return jax.lax.ragged_dot(x, weight, sizes, preferred_element_type=result)[:num_rows]
+
+
+def _weight(matrices: jax.Array | Int8Matrix) -> jax.Array:
+    return matrices.weight if isinstance(matrices, Int8Matrix) else matrices
+
+
+def _rescale(
+    product: jax.Array, matrices: jax.Array | Int8Matrix, experts: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Returns a product of rows [P, out] with int8 weights, if they are that, times the scales of their experts."""
+    return (product * matrices.scale[experts] if is_int8(matrices) else product).astype(dtype)

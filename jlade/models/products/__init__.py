@@ -1,20 +1,16 @@
-"""Products with matrices in groups, and the choice of their implementation."""
+"""Products with matrices in groups, and their kernels."""
 
-import functools
 import importlib
 import importlib.util
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jlade.models import grouped, trial
-from jlade.models.grouped import GroupedMatrix, is_grouped
+from jlade.models import grouped
+from jlade.models.grouped import GroupedMatrix, MatrixShape, is_grouped
+from jlade.models.kernels import Kernels
 from jlade.models.products.contest import prepare
-from jlade.models.products.shape import MatrixShape as MatrixShape
-
-IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
 
 
 def multiply(
@@ -36,7 +32,8 @@ def multiply(
     name, rows = implementation or matrix.implementation, x.reshape(-1, x.shape[-1])
     if not _takes(name, rows, matrix):
         return grouped.multiply(x, matrix)
-    return _kernel(name).multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
+    arrays = rows[None], jnp.zeros(1, jnp.int32), matrix.mapped(lambda array: array[None])
+    return _kernel(name).multiply_tiles(*arrays, interpret)[0].reshape(*x.shape[:-1], -1)
 
 
 def multiply_each(x: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
@@ -66,16 +63,28 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
     return product
 
 
+def parts_of(stored: jax.Array, is_place: bool = False) -> tuple[jax.Array, ...]:
+    """Returns codes as kernels read them, int32: of bytes the lower and the upper four bits, of int8 the numbers.
+
+    Args:
+      is_place: whether codes are places in a table, 0 to 15, and no numbers with a sign.
+    """
+    numbers = stored.astype(jnp.int32)
+    if stored.dtype != jnp.uint8:
+        return (numbers & 15,) if is_place else (numbers,)
+    return (numbers & 15, numbers >> 4) if is_place else (numbers << 28 >> 28, numbers << 24 >> 28)
+
+
 def takes_tiles(matrices: Any, dtype: jax.typing.DTypeLike) -> bool:
     """Returns whether matrices, of whatever type, have a kernel that takes them, with tiles of up to 512 tokens."""
     if not is_grouped(matrices) or matrices.implementation not in ("gpu", "tpu"):
         return False
-    return _obstacle(matrices.implementation, MatrixShape.of(matrices, dtype)) is None
+    return _obstacle(matrices.implementation, None, MatrixShape.of(matrices, dtype)) is None
 
 
 def _takes(name: str, x: jax.Array, matrix: GroupedMatrix) -> bool:
     """Returns whether a kernel multiplies `x` [T, in] by a matrix, or by one of experts."""
-    if name not in ("gpu", "tpu") or _obstacle(name, MatrixShape.of(matrix, x.dtype)) is not None:
+    if name not in ("gpu", "tpu") or _obstacle(name, None, MatrixShape.of(matrix, x.dtype)) is not None:
         return False
     return name == "gpu" or len(x) <= _kernel(name).MAX_ROWS
 
@@ -94,59 +103,13 @@ def assign(params: Any, implementation: str) -> Any:
     return params if implementation in ("plain", "auto") else jax.tree.map(assigned, params, is_leaf=is_grouped)
 
 
-def resolve(implementation: str, device: jax.Device, shapes: Sequence[MatrixShape], may_run: bool = True) -> str:
-    """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
-
-    "auto" gives the kernel of the device if it passes its trials, otherwise "plain"; see `jlade.models.trial`. Other
-    implementations are not tried.
-
-    Args:
-      implementation: one of `IMPLEMENTATIONS`.
-      device: the device that holds the parameters.
-      shapes: of the largest matrix of each kind, largest first. Those that a kernel does not take have no trial.
-      may_run: whether "auto" may run the kernel on `device` to try it; otherwise only a remembered verdict counts.
-
-    Raises:
-      ValueError: `implementation` is unknown, or names a kernel that can run on `device` with none of the matrices.
-    """
-    check_implementation(implementation)
-    name = device.platform if implementation == "auto" else implementation
-    if name not in ("gpu", "tpu"):
-        return "plain"
-    obstacles = {shape: _obstacle(name, shape, device) for shape in shapes}
-    taken = [shape for shape, obstacle in obstacles.items() if obstacle is None]
-    if implementation != "auto":
-        if not taken:
-            raise ValueError(f"products {name!r} {obstacles[shapes[0]]}; choose 'auto' or 'plain'")
-        return name
-    kernel, plain = (functools.partial(multiply, implementation=each) for each in (name, "plain"))
-
-    def passes(shape: MatrixShape) -> bool:
-        contest = functools.partial(prepare, kernel, plain, device, shape)
-        return trial.passes("products", name, device, shape, contest, may_run)
-
-    return name if taken and all(map(passes, taken)) else "plain"
-
-
-def resolve_unattached(implementation: str, device: jax.Device, shapes: Sequence[MatrixShape]) -> str:
-    """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
-    if implementation == "auto" and device.platform in ("gpu", "tpu"):
-        can_run = any(_obstacle(device.platform, shape, device) is None for shape in shapes)
-        return device.platform if can_run else "plain"
-    return resolve(implementation, device, shapes)
-
-
-def check_implementation(implementation: str) -> None:
-    """Raises a ValueError if `implementation` is unknown."""
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"products must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
-
-
-def _obstacle(name: str, shape: MatrixShape, device: jax.Device | None = None) -> str | None:
-    """Returns the reason why a kernel cannot run, None if it can."""
+def _obstacle(name: str, device: jax.Device | None, shape: MatrixShape) -> str | None:
     if device is not None and device.platform != name:
         return f"needs a {name.upper()}, and the device is {device.device_kind}"
     # Newer versions of JAX may lack it.
     if name == "gpu" and importlib.util.find_spec("jax.experimental.pallas.triton") is None:
         return "needs Pallas's back end for Triton, which this version of JAX lacks"
     return _kernel(name).obstacle(shape)
+
+
+KERNELS = Kernels("products", ("gpu", "tpu"), multiply, prepare, _obstacle, may_skip=True)

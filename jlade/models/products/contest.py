@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.models import trial
-from jlade.models.grouped import GroupedMatrix
-from jlade.models.products.shape import MatrixShape
-from jlade.models.trial import Case, Contest
+from jlade.models.grouped import GroupedMatrix, MatrixShape
+from jlade.models.trial import Contest
 
 NUMBER = 4  # matrices: a single one might stay in the device's cache
 
@@ -21,14 +20,12 @@ def prepare(run: Multiply, plain: Multiply, device: jax.Device, shape: MatrixSha
     """Returns the contest of a kernel with plain JAX, whose results are the expected ones."""
     rng = np.random.default_rng(0)
     matrices = [jax.device_put(_random_matrix(rng, shape), device) for _ in range(NUMBER)]
-    run_all, plain_all = _layers(run), _layers(plain)
-    cases = []
-    for num_tokens in (trial.BLOCK, trial.PREFILL):
+
+    def draw(num_tokens: int) -> Any:
         x = rng.standard_normal((num_tokens, shape.inputs), np.float32).astype(jnp.dtype(shape.dtype))
-        arguments = jax.device_put(x, device), matrices
-        expected = plain_all(arguments, jax.device_put(np.int32(1), device))
-        cases.append(Case(arguments, np.asarray(jax.device_get(expected), np.float32)))
-    return Contest(run_all, plain_all, *cases)
+        return jax.device_put(x, device), matrices
+
+    return trial.against_plain(_layers(run), _layers(plain), device, draw)
 
 
 def _random_matrix(rng: np.random.Generator, shape: MatrixShape) -> GroupedMatrix:

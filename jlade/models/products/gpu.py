@@ -8,22 +8,22 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, alone, parts_of
+from jlade.models.grouped import GroupedMatrix, MatrixShape, rescaled
+from jlade.models.products import parts_of
 
 ROWS = 16, 128  # tokens of a program, at least and at most
 COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
 WIDE = 64  # tokens from which programs have many outputs, so that they read the tokens less often
 PROGRAMS = 104  # at least: a Hopper has 132 multiprocessors, and more would write more partial sums
-LEAST = 16  # inputs of a product
+MIN_INPUTS = 16  # inputs of a product
 
 
 def obstacle(shape: MatrixShape) -> str | None:
-    """Returns the reason why `multiply` does not take such a matrix, None if it does."""
+    """Returns the reason why `multiply_tiles` does not take such a matrix, None if it does."""
     if jnp.dtype(shape.dtype) not in (jnp.bfloat16, jnp.float16):
         return f"needs a model in 16-bit floats, and this is in {shape.dtype}"
     half, groups = shape.group // shape.parts, shape.inputs // shape.group
-    if shape.outputs % COLUMNS[0] or half < LEAST // 2 or half & (half - 1) or groups % _at_once(half):
+    if shape.outputs % COLUMNS[0] or half < MIN_INPUTS // 2 or half & (half - 1) or groups % _at_once(half):
         return (
             f"needs outputs of a multiple of {COLUMNS[0]} and groups of a power of two from 16 inputs, an even number "
             f"of them if they are of 16, and these are {shape}"
@@ -33,33 +33,14 @@ def obstacle(shape: MatrixShape) -> str | None:
 
 def _at_once(half: int) -> int:
     """Returns of how many groups a product has the inputs, `half` of each."""
-    return max(1, LEAST // half)
-
-
-def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the product [T, out] of `x` [T, in] in its dtype.
-
-    Args:
-      interpret: run the kernel as plain JAX, on any device; for tests.
-
-    Raises:
-      ValueError: there is an `obstacle`.
-    """
-    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
+    return max(1, MIN_INPUTS // half)
 
 
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the products [P, M, out] of tiles with the matrices of their experts, in the dtype of the tiles.
+    """Returns `products.multiply_tiles` in the dtype of the tiles; the products of tiles without an expert are zeros.
 
-    Only the matrices of experts with tiles are read; the products of tiles without an expert are zeros. A program
-    multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they keep all
-    multiprocessors busy where a matrix has few outputs.
-
-    Args:
-      tiles: [P, M, in] tokens, or padding.
-      experts: [P] int32, the expert of each tile; N for none.
-      matrices: [N, in, out].
-      interpret: see `multiply`.
+    A program multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they
+    keep all multiprocessors busy where a matrix has few outputs.
 
     Raises:
       ValueError: there is an `obstacle`.
@@ -74,8 +55,10 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
     is_wide = tokens >= WIDE and shape.outputs % COLUMNS[1] == 0
     columns = COLUMNS[is_wide]
     programs, groups = len(padded) * (shape.outputs // columns), shape.inputs // shape.group
-    most = groups // _at_once(shape.group // shape.parts)
-    shares = next(n for n in range(1, most + 1) if most % n == 0 and (n * programs >= PROGRAMS or n == most))
+    max_shares = groups // _at_once(shape.group // shape.parts)
+    shares = next(
+        n for n in range(1, max_shares + 1) if max_shares % n == 0 and (n * programs >= PROGRAMS or n == max_shares)
+    )
     height = groups // shares  # groups of a program
 
     def block(size: int) -> pl.BlockSpec:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, alone, parts_of
+from jlade.models.grouped import GroupedMatrix, MatrixShape, rescaled
+from jlade.models.products import parts_of
 
 LANES, SUBLANES = 128, 8
 ROWS = 16  # tokens are a multiple of them
@@ -20,7 +20,7 @@ GROUPS = 16  # a block has a multiple of them, or all: its scales are whole tile
 
 
 def obstacle(shape: MatrixShape) -> str | None:
-    """Returns the reason why `multiply` does not take such a matrix, None if it does."""
+    """Returns the reason why `multiply_tiles` does not take such a matrix, None if it does."""
     if jnp.dtype(shape.dtype) != jnp.bfloat16:
         return f"needs a model in bfloat16, and this is in {shape.dtype}"
     least = SUBLANES * shape.parts
@@ -29,29 +29,10 @@ def obstacle(shape: MatrixShape) -> str | None:
     return None
 
 
-def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the product [T, out] of `x` [T, in], up to `MAX_ROWS` tokens, in its dtype.
-
-    Args:
-      interpret: run the kernel as plain JAX, on any device; for tests.
-
-    Raises:
-      ValueError: there is an `obstacle`.
-    """
-    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
-
-
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the products [P, M, out] of tiles with the matrices of their experts, in the dtype of the tiles.
+    """Returns `products.multiply_tiles` in the dtype of the tiles, of up to `MAX_ROWS` tokens each.
 
-    Only the matrices of experts with tiles are read; the products of tiles without an expert are unspecified. Each
-    program converts a block of a matrix in on-chip memory, and adds its product with a tile.
-
-    Args:
-      tiles: [P, M, in], up to `MAX_ROWS` tokens each, or padding.
-      experts: [P] int32, the expert of each tile; N for none.
-      matrices: [N, in, out].
-      interpret: see `multiply`.
+    Each program converts a block of a matrix in on-chip memory, and adds its product with a tile.
 
     Raises:
       ValueError: there is an `obstacle`.
@@ -148,15 +129,15 @@ def _looked_up(levels: jax.Array, codes: jax.Array) -> jax.Array:
     # Unsigned, so that they need no test for negative ones.
     places = jnp.split(codes.astype(jnp.uint32), outputs // LANES, axis=1)
     table = jnp.broadcast_to(levels, (rows, LANES))
-    found = [jnp.take_along_axis(table, each, axis=1, mode="promise_in_bounds") for each in places]
-    return jnp.concatenate(found, axis=1)
+    columns = [jnp.take_along_axis(table, each, axis=1, mode="promise_in_bounds") for each in places]
+    return jnp.concatenate(columns, axis=1)
 
 
 def _block(shape: MatrixShape) -> tuple[int, int]:
     """Returns the inputs and outputs of a block: as many inputs as fit, in blocks of equal size if possible."""
-    groups, most = shape.inputs // shape.group, max(GROUPS, BLOCK // LANES // shape.group)
-    heights = [n for n in range(1, min(groups, most) + 1) if groups % n == 0 and (n == groups or n % GROUPS == 0)]
-    inputs = shape.group * max(heights, default=most // GROUPS * GROUPS)
+    groups, max_groups = shape.inputs // shape.group, max(GROUPS, BLOCK // LANES // shape.group)
+    heights = [n for n in range(1, min(groups, max_groups) + 1) if groups % n == 0 and (n == groups or n % GROUPS == 0)]
+    inputs = shape.group * max(heights, default=max_groups // GROUPS * GROUPS)
     columns = -(-shape.outputs // LANES)
     lanes = math.gcd(columns, 1 << max(0, (BLOCK // inputs // LANES).bit_length() - 1))
     return inputs, lanes * LANES

@@ -3,7 +3,6 @@
 import functools
 import math
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +12,10 @@ import pytest
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.models import trial
-from jlade.models.attention import Operands, attend, plain, resolve, tpu
+from jlade.models.attention import KERNELS, HeadShape, Operands, attend, plain, tpu
 from jlade.models.llama import Llama
+from tests.models.devices import AMPERE, CPU, HOPPER, TPU, hopper_kernels
 from tests.tiny import slow, tiny_llama
-
-HOPPER = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
-AMPERE = types.SimpleNamespace(platform="gpu", compute_capability="8.0", device_kind="NVIDIA A100")
-TPU = types.SimpleNamespace(platform="tpu", device_kind="TPU v5e")
-CPU = jax.devices("cpu")[0]
-with_gpu_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the GPU kernel needs JAX 0.11.2")
 
 
 def plain_attention(
@@ -212,11 +206,15 @@ def test_gpus_hold_a_part_of_the_scores_of_long_texts():
     assert max(math.prod(map(int, shape.split("x"))) for shape in shapes) == plain.SCORES
 
 
+def resolve(implementation, device, dtype, head_dim):
+    return KERNELS.resolve(implementation, device, [HeadShape(4, 2, head_dim, jnp.dtype(dtype).name)])
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "head_dim", "chosen"),
     [
-        pytest.param(HOPPER, jnp.bfloat16, 128, "gpu", marks=with_gpu_kernel),
-        pytest.param(HOPPER, jnp.float16, 16, "gpu", marks=with_gpu_kernel),
+        pytest.param(HOPPER, jnp.bfloat16, 128, "gpu", marks=hopper_kernels),
+        pytest.param(HOPPER, jnp.float16, 16, "gpu", marks=hopper_kernels),
         (HOPPER, jnp.float32, 128, "plain"),
         (HOPPER, jnp.bfloat16, 100, "plain"),
         (HOPPER, jnp.bfloat16, 144, "plain"),
@@ -229,15 +227,15 @@ def test_gpus_hold_a_part_of_the_scores_of_long_texts():
 def test_auto_takes_a_kernel_where_it_runs_and_passes(device, dtype, head_dim, chosen, monkeypatch):
     for passes in (True, False):
         monkeypatch.setattr(trial, "passes", lambda *arguments, passes=passes: passes)
-        assert resolve("auto", device, dtype, 4, 2, head_dim) == (chosen if passes else "plain")
+        assert resolve("auto", device, dtype, head_dim) == (chosen if passes else "plain")
     if chosen != "plain":
-        assert resolve(chosen, device, dtype, 4, 2, head_dim) == chosen
+        assert resolve(chosen, device, dtype, head_dim) == chosen
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
 @pytest.mark.parametrize("implementation", ["auto", "plain"])
 def test_plain_runs_everywhere_and_absent_devices_try_no_kernel(implementation, device):
-    assert resolve(implementation, device, jnp.bfloat16, 4, 2, 128) == "plain"
+    assert resolve(implementation, device, jnp.bfloat16, 128) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -259,7 +257,7 @@ def test_plain_runs_everywhere_and_absent_devices_try_no_kernel(implementation, 
 def test_choices_that_cannot_run_are_refused(implementation, device, dtype, head_dim, version, message, monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", version)
     with pytest.raises(ValueError, match=message):
-        resolve(implementation, device, dtype, 4, 2, head_dim)
+        resolve(implementation, device, dtype, head_dim)
 
 
 def test_unknown_implementations_are_refused_everywhere():
@@ -314,7 +312,7 @@ def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
     assert Llama(params.config, "plain").on(params).attention == "plain"
 
 
-@with_gpu_kernel
+@hopper_kernels
 def test_a_decoder_is_resolved_for_the_dtype_of_its_parameters(monkeypatch):
     monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [HOPPER])
     params = tiny_llama(head_dim=16)

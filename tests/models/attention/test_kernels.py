@@ -15,13 +15,14 @@ from jlade.models import kv_rounding
 from jlade.models.attention import Operands, hopper
 from jlade.models.attention import tpu as tpu_module
 from jlade.models.llama import Llama
-from tests.models.attention.test_attend import HOPPER, TPU, plain_attention
+from tests.models.attention.test_attend import plain_attention
+from tests.models.devices import HOPPER, TPU, hopper_kernels
+from tests.models.test_commit import in_pages
 from tests.tiny import slow, tiny_llama
 
 gpu = functools.partial(hopper.attend, interpret=InterpretGPUParams(detect_races=True))
 tpu = functools.partial(tpu_module.attend, interpret=True)
-simulated_gpu = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="simulating the GPU needs JAX 0.11.2")
-KERNELS = [pytest.param(gpu, id="gpu", marks=simulated_gpu), pytest.param(tpu, id="tpu")]
+KERNELS = [pytest.param(gpu, id="gpu", marks=hopper_kernels), pytest.param(tpu, id="tpu")]
 
 
 def random_case(block_size, heads, kv_heads, head_dim, capacity, lengths, dtype, num_masks=1):
@@ -70,7 +71,7 @@ def test_equals_plain_attention(
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("in_8_bits", [False, slow(True)])
 def test_a_cache_in_pages_is_read_as_one_in_rows(kernel, in_8_bits, monkeypatch):
-    """Pages of two chunks, in any order; page 0 and another one that no sequence has hold huge numbers."""
+    """Pages of two chunks, in any order; page 0 and others that no sequence has hold large numbers."""
     monkeypatch.setattr(hopper, "PROGRAMS", 6)
     monkeypatch.setattr(tpu_module, "CHUNK", 256)
     size, lengths = 128, [0, 130, 384]
@@ -82,16 +83,10 @@ def test_a_cache_in_pages_is_read_as_one_in_rows(kernel, in_8_bits, monkeypatch)
         *cached, key_scales, value_scales = (jnp.swapaxes(x, 1, 2) for x in rounded)
         operands = Operands(operands[0], keys, values, *cached, *operands[5:9], *scales, key_scales, value_scales)
     table = (1 + np.random.default_rng(0).permutation(9)).reshape(3, 3).astype(np.int32)
-
-    def in_pages(layer):
-        pages = np.full((11, *layer.shape[1:2], size, *layer.shape[3:]), 99, layer.dtype)
-        for row, numbers in zip(np.asarray(layer), table, strict=True):
-            pages[numbers] = np.moveaxis(row.reshape(row.shape[0], 3, size, *row.shape[2:]), 1, 0)
-        return jnp.asarray(pages)
-
     names = [name for name in Operands._fields if name.startswith("cached_") and name != "cached_length"]
     of_cache = {name: getattr(operands, name) for name in names}
-    paged = operands._replace(**{name: x if x is None else in_pages(x) for name, x in of_cache.items()}, table=table)
+    of_cache = {name: x if x is None else in_pages(x, table, size) for name, x in of_cache.items()}
+    paged = operands._replace(**of_cache, table=table)
     np.testing.assert_array_equal(jax.jit(kernel)(paged), jax.jit(kernel)(operands))
 
 
@@ -162,7 +157,7 @@ def test_vmap(kernel, num_masks, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "module", "kernel", "device", "dtype", "variations"),
     [
-        pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, {}, id="gpu", marks=simulated_gpu),
+        pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, {}, id="gpu", marks=hopper_kernels),
         pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, {}, id="tpu"),
         pytest.param(
             *("tpu", tpu_module, tpu, TPU, jnp.float32),

@@ -1,6 +1,8 @@
 """The programs of a model, compiled for a device that need not be there, and timed where it is attached."""
 
 import dataclasses
+import os
+import pathlib
 import statistics
 import time
 from collections.abc import Callable
@@ -13,20 +15,26 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.conversion import location
+from jlade.conversion.hf_config import read_config
+from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.costs import estimate
 from jlade.costs.estimate import Rates
 from jlade.decoding import ahead, loop, prefill, sharding
 from jlade.decoding.ahead import Call
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs, Prefix
 from jlade.decoding.stopping import Stopping
+from jlade.errors import check_int
 from jlade.generation import corpus
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Loop, Sizes
 from jlade.models import quantization
 from jlade.models import sharding as model_sharding
-from jlade.models.architecture import is_matrix
+from jlade.models.architecture import LlamaConfig, is_matrix
 from jlade.models.attention import plain
 from jlade.models.llama import Llama, LlamaParams, init_params, quantize
+
+Source = LlamaParams | str | os.PathLike[str]  # parameters, or what names a checkpoint, of which no weights are read
 
 STEPS, REPEAT = 8, 5  # steps timed at once, and how often
 FEW = 64  # numbers, such as the last row of recycled logits: an array of this size is no table
@@ -169,3 +177,40 @@ class ModelPrograms(NamedTuple):
                 state = jax.block_until_ready(loop.run_steps(params, state, config, STEPS))
                 seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
         return statistics.median(seconds[1:])  # the first call also loads the program
+
+
+def find_model(model: Source, dtype: Any, bits: int | None, capacity: int) -> tuple[pathlib.Path | None, LlamaConfig]:
+    """Returns the directory of a model, None for parameters, and its configuration.
+
+    Raises:
+      ValueError: an argument is out of range, or of no use for parameters.
+    """
+    if isinstance(model, LlamaParams):
+        directory, config = None, model.config
+        if dtype is not None or bits is not None:
+            raise ValueError("dtype and bits are for a directory; parameters have their own")
+    else:
+        directory = location.find(model, argument="model")
+        config = read_config(directory)
+    if check_int("capacity", capacity, 2) > config.max_positions:
+        raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
+    return directory, config
+
+
+def shapes_of(
+    model: Source,
+    directory: pathlib.Path | None,
+    config: LlamaConfig,
+    dtype: Any,
+    bits: int | None,
+    device: jax.Device,
+    mesh: Mesh | None = None,
+) -> LlamaParams:
+    """Returns the shapes of the parameters, for the results of `find_model` and `targets.find`."""
+    if isinstance(model, LlamaParams):
+        params: LlamaParams = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
+        return params
+    assert directory is not None
+    return param_shapes(
+        config, check_dtype(dtype, "float32", directory, device), bits, mesh_lib.size(mesh, *mesh_lib.MODEL)
+    )

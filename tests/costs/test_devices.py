@@ -5,7 +5,7 @@ import jax
 import pytest
 
 import jlade
-from jlade.costs import attached
+from jlade.costs import devices
 from tests.tiny import tiny_llama
 
 
@@ -33,9 +33,9 @@ def test_a_device_that_jax_does_not_see(files, message, tmp_path, chosen):
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    assert attached.unseen(tmp_path) is None, "the suite chose the CPU"
+    assert devices.unseen(tmp_path) is None, "the suite chose the CPU"
     chosen(None)
-    found = attached.unseen(tmp_path)
+    found = devices.unseen(tmp_path)
     if message is None:
         assert found is None
     else:
@@ -43,10 +43,10 @@ def test_a_device_that_jax_does_not_see(files, message, tmp_path, chosen):
 
 
 def test_it_is_logged_once(monkeypatch, caplog):
-    monkeypatch.setattr(attached, "unseen", lambda: "a device")
-    attached.log_unseen.cache_clear()
+    monkeypatch.setattr(devices, "unseen", lambda: "a device")
+    devices.log_unseen.cache_clear()
     with caplog.at_level(logging.WARNING, "jlade"):
         for _ in range(2):
             jlade.prepare(tiny_llama(), [1, 2], lookahead=None)
     assert [record.message for record in caplog.records] == ["a device"]
-    attached.log_unseen.cache_clear()
+    devices.log_unseen.cache_clear()
