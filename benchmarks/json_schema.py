@@ -30,9 +30,10 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import report
-from jlade.constraints import automaton, json_schema
+from jlade.constraints import automaton
 from jlade.constraints.automaton import Automaton
 from jlade.constraints.grammar import Grammar
+from jlade.constraints.json_document import UnsupportedError
 from jlade.constraints.tokens import Table as TokenTable
 from jlade.constraints.tokens import Trie
 from jlade.conversion import location
@@ -170,7 +171,7 @@ def judge(each: Schema, vocabularies: Sequence[Vocabulary], limit: int) -> Outco
     try:
         with at_most(limit):
             found = Grammar.json_schema(each.schema).automaton
-    except json_schema.UnsupportedError as error:
+    except UnsupportedError as error:
         path, _, _ = str(error).partition(": ")
         kind = f"refused: {path.rsplit('/', 1)[-1]}"
     except automaton.TooLargeError:

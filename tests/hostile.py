@@ -177,13 +177,18 @@ def _words(content: Any) -> set[str]:
     return set().union({""}, *map(_words, content)) if isinstance(content, list) else {str(content)}
 
 
+def mostly_json(contents: st.SearchStrategy[Any], others: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Texts of JSON for some contents, two times in four, and other bytes."""
+    as_json = contents.map(lambda content: json.dumps(content).encode())
+    return as_json | as_json | others | st.sampled_from(NO_JSON)
+
+
 def json_inputs(directory: pathlib.Path, *files: str) -> Inputs:
     """Changes to JSON files, mostly such that they are JSON still."""
     parts = []
     for file in files:
         original = (directory / file).read_bytes()
-        as_json = changed_json(json.loads(original)).map(lambda content: json.dumps(content).encode())
-        changes = as_json | as_json | changed_bytes(original) | st.sampled_from(NO_JSON)
+        changes = mostly_json(changed_json(json.loads(original)), changed_bytes(original))
         parts.append(st.tuples(st.just(file), changes))
     return st.one_of(parts)
 
@@ -221,23 +226,13 @@ def _header_inputs(directory: pathlib.Path, *files: str) -> Inputs:
 def _index_inputs(directory: pathlib.Path) -> Inputs:
     file = "model.safetensors.index.json"
     content = json.loads((directory / file).read_text())
-    names = [
-        "../first.safetensors",
-        "/dev/zero",
-        "",
-        ".",
-        "..",
-        "a/b",
-        "a\0b",
-        "nowhere.safetensors",
-        "config.json",
-        "~",
-    ]
+    names = ["../first.safetensors", "/dev/zero", "", ".", "..", "a/b", "a\0b", "nowhere.safetensors", "config.json"]
+    names += ["~", "second.safetensors", str(directory / "first.safetensors"), "a" * 300]
 
     @st.composite
     def pointed(draw: Any) -> bytes:
         tensor = draw(st.sampled_from(sorted(content["weight_map"])))
-        name = draw(st.sampled_from([*names, "second.safetensors", str(directory / "first.safetensors"), "a" * 300]))
+        name = draw(st.sampled_from(names))
         return json.dumps({"weight_map": content["weight_map"] | {tensor: name}}).encode()
 
     return json_inputs(directory, file) | st.tuples(st.just(file), pointed())
@@ -280,18 +275,13 @@ def _config_inputs(directory: pathlib.Path) -> Inputs:
         contents.append({key: value for key, value in content.items() if family.only.get(key) != (None,)})
         contents.append(contents[-1] | {"rope_scaling": SCALINGS[len(contents) // 2 % len(SCALINGS)]})
     contents += [
-        {
-            "model_type": name,
-            "architectures": [architecture],
-            "text_config": SMALL | {"model_type": model_type},
-        }
+        {"model_type": name, "architectures": [architecture], "text_config": SMALL | {"model_type": model_type}}
         for name, (architecture, model_type) in WITH_TEXT.items()
     ]
-    as_json = st.one_of([changed_json(content) for content in contents])
-    changed = as_json.map(lambda content: json.dumps(content).encode())
     original = (directory / "config.json").read_bytes()
-    own = st.tuples(st.just("config.json"), changed | changed | changed_bytes(original) | st.sampled_from(NO_JSON))
-    return own | own | json_inputs(directory, "generation_config.json")
+    changes = mostly_json(st.one_of(map(changed_json, contents)), changed_bytes(original))
+    of_config = st.tuples(st.just("config.json"), changes)
+    return of_config | of_config | json_inputs(directory, "generation_config.json")
 
 
 def _read_config(directory: pathlib.Path) -> None:
@@ -334,12 +324,8 @@ def tokenizer_json(kind: str) -> str:
     model |= {"end_of_word_suffix": None, "fuse_unk": True, "ignore_merges": False}
     if kind == "bytes":
         words = ["<s>", "</s>", "a", "b", "c", "ab", "Ġ", "Ġa"]
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": r"\w+|\s+(?!\S)|[^\s\w]+"},
-            "behavior": "Isolated",
-            "invert": False,
-        }
+        pattern = {"Regex": r"\w+|\s+(?!\S)|[^\s\w]+"}
+        split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         content |= {
             "normalizer": {"type": "NFC"},
@@ -374,10 +360,9 @@ def _write_tokenizer(directory: pathlib.Path) -> None:
 
 def _tokenizer_inputs(directory: pathlib.Path) -> Inputs:
     originals = [tokenizer_json(kind) for kind in ("bytes", "pieces")]
-    as_json = st.one_of([changed_json(json.loads(original)) for original in originals])
-    changed = as_json.map(lambda content: json.dumps(content).encode())
-    raw = st.one_of([changed_bytes(original.encode()) for original in originals]) | st.sampled_from(NO_JSON)
-    return st.tuples(st.just("tokenizer.json"), changed | changed | raw)
+    contents = st.one_of([changed_json(json.loads(original)) for original in originals])
+    others = st.one_of([changed_bytes(original.encode()) for original in originals])
+    return st.tuples(st.just("tokenizer.json"), mostly_json(contents, others))
 
 
 def _read_tokenizer(directory: pathlib.Path) -> None:
@@ -397,10 +382,8 @@ def _write_chat(directory: pathlib.Path) -> None:
     _write_tokenizer(directory)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     settings |= {"model_max_length": 64, "clean_up_tokenization_spaces": False, "chat_template": "{{ messages }}"}
-    settings |= {
-        "added_tokens_decoder": {"0": {"content": "<s>", "special": True, "__type": "AddedToken"}},
-        "extra_special_tokens": {},
-    }
+    added = {"0": {"content": "<s>", "special": True, "__type": "AddedToken"}}
+    settings |= {"added_tokens_decoder": added, "extra_special_tokens": {}}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "pad_token": "</s>"}))
 

@@ -8,20 +8,20 @@ of all.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Set
-from typing import NamedTuple, Self
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from jlade.constraints import moves as moves_lib
+from jlade.constraints.code_points import SURROGATES, Ranges
 from jlade.constraints.moves import DEAD
 
 MAX_STATES = moves_lib.STATE  # of an automaton; those of larger ones would take minutes to find
 MAX_PLACES = 8 * MAX_STATES  # of a nondeterministic automaton, of which one is made
 COUNTED = 8  # iterations of which a repetition is counted
 NO_LOOP = -1
-LAST_CODE_POINT = 0x10FFFF
-SURROGATES = (0xD800, 0xDFFF)
+Node = TypeVar("Node", bound=Hashable)  # of a graph
 
 
 class TooLargeError(ValueError):
@@ -129,7 +129,7 @@ class Automaton:
         arrays = self.moves, classes, bounds, self.is_final
         states = moves_lib.state_after(self.moves)
         if not (
-            [each.dtype for each in arrays] == [np.int32, np.int32, np.int32, np.bool_]
+            [array.dtype for array in arrays] == [np.int32, np.int32, np.int32, np.bool_]
             and (classes.shape, bounds.shape, self.is_final.shape) == ((256,), (size, 2), (size,))
             and 0 < size <= MAX_STATES
             and ((states >= DEAD) & (states < size)).all()
@@ -205,44 +205,43 @@ def byte_range(first: int, last: int) -> Byte:
     return Byte(((1 << (last - first + 1)) - 1) << first)
 
 
-Ranges = tuple[tuple[int, int], ...]  # of code points, sorted and apart
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yields what the sequences, choices and repetitions of an expression are made of; it may be anything."""
+    match tree:
+        case Series(parts) | Choice(parts):
+            for part in parts:
+                yield from leaves(part)
+        case Repeat(part):
+            yield from leaves(part)
+        case _:
+            yield tree
+
+
+def replaced(tree: Any, replace: Callable[[Any], Expression]) -> Expression:
+    """Returns an expression with others in the place of its leaves."""
+    match tree:
+        case Series(parts):
+            return sequence(*(replaced(part, replace) for part in parts))
+        case Choice(options):
+            return choice(*(replaced(option, replace) for option in options))
+        case Repeat(part, minimum, maximum):
+            return Repeat(replaced(part, replace), minimum, maximum)
+    return replace(tree)
+
+
+def reached(moves: Mapping[Node, Iterable[Node]], first: Node) -> set[Node]:
+    """Returns the nodes that a node leads to, directly or by way of others."""
+    nodes, left = set[Node](), [first]
+    while left:
+        new = {*moves.get(left.pop(), ())} - nodes
+        nodes |= new
+        left += new
+    return nodes
 
 
 def characters(ranges: Ranges) -> Expression:
     """Returns one character of some ranges of code points, in UTF-8."""
     return choice(*(option for first, last in ranges for option in _utf8(first, last)))
-
-
-def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Returns the ranges of code points that are in one of several."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(last, merged[-1][1])
-        else:
-            merged.append((first, last))
-    return tuple(merged)
-
-
-def without(ranges: Ranges) -> Ranges:
-    """Returns the code points of characters that are in none of some ranges."""
-    left, begin = [], 0
-    for first, last in union([*ranges, SURROGATES]):
-        if begin < first:
-            left.append((begin, first - 1))
-        begin = last + 1
-    return (*left, (begin, LAST_CODE_POINT)) if begin <= LAST_CODE_POINT else tuple(left)
-
-
-def common(first: Ranges, second: Ranges) -> Ranges:
-    """Returns the code points of characters that are in ranges of both."""
-    return without(union([*without(first), *without(second)]))
-
-
-def character_set(ranges: Iterable[tuple[int, int]], is_negated: bool) -> Ranges:
-    """Returns the code points of characters that are in one of some ranges, or in none of them."""
-    rest = without(union(ranges))
-    return rest if is_negated else without(rest)
 
 
 @functools.cache
@@ -394,8 +393,8 @@ class _Graph:
                     for _ in range(maximum - minimum):
                         exits.append(self.add(part, exits[-1]))
                     end = self.state()
-                    for each in exits:
-                        self.skips[each].append(end)
+                    for exit in exits:
+                        self.skips[exit].append(end)
             case Network(size, edges):
                 places = [self.state() for _ in range(size)]
                 self.skips[begin].append(places[0])
@@ -444,8 +443,8 @@ class _Graph:
         states = [first, *(self.state() for _ in automaton.is_final[1:])]
         self.current = around
         members = [0] * automaton.moves.shape[1]
-        for byte, each in enumerate(automaton.class_of_byte):
-            members[each] |= 1 << byte
+        for byte, byte_class in enumerate(automaton.class_of_byte):
+            members[byte_class] |= 1 << byte
         self.skips[begin].append(states[0])
         for state, row, is_final in zip(states, automaton.moves, automaton.is_final, strict=True):
             accepted: dict[int, int] = {}
@@ -453,7 +452,7 @@ class _Graph:
                 if move != DEAD:
                     accepted[move] = accepted.get(move, 0) | member
             self.reads[state] += [
-                (each, states[move & moves_lib.STATE], moves_lib.begun(move)) for move, each in accepted.items()
+                (member, states[move & moves_lib.STATE], moves_lib.begun(move)) for move, member in accepted.items()
             ]
             if is_final:
                 self.skips[state].append(end)
@@ -518,7 +517,7 @@ def _closure(graph: _Graph, state: int) -> frozenset[_Member]:
             if after not in seen:
                 seen.add(after)
                 left.append(after)
-    return frozenset(each for each in seen if graph.reads[each[0]] or each[0] == graph.end)
+    return frozenset(member for member in seen if graph.reads[member[0]] or member[0] == graph.end)
 
 
 def build(expression: Expression, counts: bool = False) -> Automaton:
@@ -540,11 +539,11 @@ def build(expression: Expression, counts: bool = False) -> Automaton:
         graph = _Graph(unrolled)
         try:
             graph.end = graph.add(expression, graph.begin)
-            found, ambiguous = _determined(graph)
+            automaton, ambiguous = _determined(graph)
         except TooLargeError as error:
             raise TooLargeError(error.name or graph.largest()) from None
         if unrolled is None or not ambiguous:
-            return found
+            return automaton
         unrolled |= {graph.loops[loop].part for loop in ambiguous}
 
 
@@ -557,14 +556,14 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
     class_of_byte, members = _byte_classes({accepted for reads in graph.reads for accepted, _, _ in reads})
     reads = [[(members[accepted], target, begun) for accepted, target, begun in reads] for reads in graph.reads]
     closure, ambiguous = functools.cache(functools.partial(_closure, graph)), set[int]()
-    bounds_of = [(each.minimum, each.maximum) for each in graph.loops] + [None]  # the last for `NO_LOOP`
+    bounds_of = [(loop.minimum, loop.maximum) for loop in graph.loops] + [None]  # the last for `NO_LOOP`
 
     def subset(states: frozenset[int]) -> _Subset:
         try:
             # Loops of equal bounds may have one count: they are entered by the same byte, and begin their iterations
             # by the same bytes, or else the moves are ambiguous.
-            loops = {graph.loop[each] for each in states}
-            if len(bounds := {bounds_of[each] for each in loops}) > 1:
+            loops = {graph.loop[state] for state in states}
+            if len(bounds := {bounds_of[loop] for loop in loops}) > 1:
                 raise _AmbiguousError(loops)
             return _Subset(frozenset().union(*map(closure, states)), bounds.pop())
         except _AmbiguousError as error:
@@ -580,14 +579,14 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
         for state, begins, leaves in here.members:
             for classes, target, begun in reads[state]:
                 passes = begins + begun, leaves
-                for each in classes:
-                    targets.setdefault(each, set()).add(target)
-                    if passed.setdefault(each, passes) != passes:
-                        ambiguous |= {graph.loop[other] for other in targets[each]}
+                for byte_class in classes:
+                    targets.setdefault(byte_class, set()).add(target)
+                    if passed.setdefault(byte_class, passes) != passes:
+                        ambiguous |= {graph.loop[other] for other in targets[byte_class]}
         row = np.full(class_of_byte.max() + 1, DEAD, np.int32)
         known: dict[frozenset[int], int] = {}
-        for each, reached in targets.items():
-            key = frozenset(reached)
+        for byte_class, states in targets.items():
+            key = frozenset(states)
             if key not in known:
                 after = subset(key)
                 if after not in places:
@@ -596,12 +595,12 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
                     if len(subsets) > MAX_STATES:
                         raise TooLargeError
                 known[key] = places[after]
-            row[each] = moves_lib.move(known[key], *passed[each])
+            row[byte_class] = moves_lib.move(known[key], *passed[byte_class])
         rows.append(row)
-    is_final = np.array([any(state == graph.end for state, _, _ in each.members) for each in subsets])
+    is_final = np.array([any(state == graph.end for state, _, _ in state_set.members) for state_set in subsets])
     bounds = None
     if graph.loops:
-        bounds = np.array([each.bounds or (0, moves_lib.UNBOUNDED) for each in subsets], np.int32)
+        bounds = np.array([state_set.bounds or (0, moves_lib.UNBOUNDED) for state_set in subsets], np.int32)
     return _trimmed(Automaton(np.stack(rows), class_of_byte, is_final, bounds)), ambiguous - {NO_LOOP}
 
 
@@ -628,10 +627,10 @@ def minimal(automaton: Automaton) -> Automaton:
 def _byte_classes(sets: Iterable[int]) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
     """Returns the class of each byte [256], and the classes of each set of bytes."""
     different = list(sets)
-    bits = np.array([list((each).to_bytes(32, "little")) for each in different], np.uint8).reshape(len(different), 32)
+    bits = np.array([list(member.to_bytes(32, "little")) for member in different], np.uint8).reshape(len(different), 32)
     columns = np.unpackbits(bits, axis=1, bitorder="little")  # [sets, 256]
     of_class, class_of_byte = np.unique(columns, axis=1, return_inverse=True)
-    members = {each: tuple(np.flatnonzero(row).tolist()) for each, row in zip(different, of_class, strict=True)}
+    members = {accepted: tuple(np.flatnonzero(row).tolist()) for accepted, row in zip(different, of_class, strict=True)}
     return class_of_byte.reshape(256).astype(np.int32), members
 
 
@@ -676,19 +675,19 @@ def _trimmed(automaton: Automaton) -> Automaton:
 
 def intersection(first: Expression, second: Expression) -> Automaton:
     """Returns the automaton of the texts that both expressions accept."""
-    first, second = build(first), build(second)
-    pairs = _pairs(first, second, both=True)
-    states = pairs.states
-    is_final = first.is_final[states[:, 0]] & second.is_final[states[:, 1]]
-    return _trimmed(Automaton(pairs.next_state, pairs.class_of_byte, is_final))
+    return _product(build(first), build(second), both=True)
 
 
 def difference(first: Expression, second: Expression) -> Automaton:
     """Returns the automaton of the texts that the first expression accepts and the second does not."""
-    first, second = build(first), build(second)
-    pairs = _pairs(first, second, both=False)
-    states = pairs.states
-    is_final = first.is_final[states[:, 0]] & ~np.append(second.is_final, False)[states[:, 1]]
+    return _product(build(first), build(second), both=False)
+
+
+def _product(first: Automaton, second: Automaton, both: bool) -> Automaton:
+    """Returns the automaton of the texts that the first one accepts, and the second one too, or does not."""
+    pairs = _pairs(first, second, both)
+    here, there = pairs.states.T
+    is_final = first.is_final[here] & (np.append(second.is_final, False)[there] == both)
     return _trimmed(Automaton(pairs.next_state, pairs.class_of_byte, is_final))
 
 
@@ -713,38 +712,23 @@ def _pairs(first: Automaton, second: Automaton, both: bool) -> _Pairs:
     one, other = first.next_state[:, classes[0]], second.next_state[:, classes[1]]
     other = np.vstack([np.where(other == DEAD, number - 1, other), np.full((1, other.shape[1]), number - 1)])
 
-    def after(pairs: np.ndarray) -> np.ndarray:
-        here, there = np.divmod(pairs, number)
-        is_dead = (one[here] == DEAD) | (both & (other[there] == number - 1))
-        return np.where(is_dead, DEAD, one[here].astype(np.int64) * number + other[there])
-
-    next_state, reached = _explored(after)
-    states = np.stack(np.divmod(reached, number), axis=1)
-    return _Pairs(next_state, class_of_byte.reshape(256).astype(np.int32), states, classes)
-
-
-def _explored(after: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the transitions between the states that are reached from 0 [S, K] int32, and these states [S].
-
-    Args:
-      after: returns the states after some states [n] int64, `DEAD` for none [n, K].
-
-    Raises:
-      TooLargeError: there are more than `MAX_STATES`.
-    """
+    # A pair is one number, of which each that is reached has a place.
     place_of, rows = {0: 0}, list[np.ndarray]()
     new: np.ndarray = np.zeros(1, np.int64)
     while len(new):
-        targets = after(new)
-        reached, places = np.unique(targets, return_inverse=True)
-        known = len(place_of)
-        numbers = [DEAD if each == DEAD else place_of.setdefault(each, len(place_of)) for each in reached.tolist()]
+        here, there = np.divmod(new, number)
+        is_dead = (one[here] == DEAD) | (both & (other[there] == number - 1))
+        targets = np.where(is_dead, DEAD, one[here].astype(np.int64) * number + other[there])
+        different, places = np.unique(targets, return_inverse=True)
+        num_before = len(place_of)
+        numbers = [DEAD if pair == DEAD else place_of.setdefault(pair, len(place_of)) for pair in different.tolist()]
         if len(place_of) > MAX_STATES:
             raise TooLargeError
         place = np.array(numbers, np.int32)
         rows.append(place[places.reshape(targets.shape)])
-        new = reached[place >= known]
-    return np.vstack(rows), np.array(list(place_of), np.int64)
+        new = different[place >= num_before]
+    states = np.stack(np.divmod(np.array(list(place_of), np.int64), number), axis=1)
+    return _Pairs(np.vstack(rows), class_of_byte.reshape(256).astype(np.int32), states, classes)
 
 
 def meter(item: Expression) -> Automaton:
@@ -752,14 +736,11 @@ def meter(item: Expression) -> Automaton:
 
     No item may begin with another one.
     """
-    found = minimal(build(item))
-    target = np.where((found.next_state != DEAD) & found.is_final[found.next_state], 0, found.next_state)
-    moves = np.where(target == DEAD, DEAD, target)
-    moves[0] = np.where(target[0] == DEAD, DEAD, moves_lib.move(target[0], 1))
-    is_final = np.arange(len(moves)) == 0
-    return _trimmed(
-        Automaton(moves.astype(np.int32), found.class_of_byte, is_final, moves_lib.without_bounds(len(moves)))
-    )
+    one = minimal(build(item))
+    moves = np.where((one.next_state != DEAD) & one.is_final[one.next_state], 0, one.next_state)
+    moves[0] = np.where(moves[0] == DEAD, DEAD, moves_lib.move(moves[0], 1))
+    is_final, bounds = np.arange(len(moves)) == 0, moves_lib.without_bounds(len(moves))
+    return _trimmed(Automaton(moves.astype(np.int32), one.class_of_byte, is_final, bounds))
 
 
 def counted(part: Expression, counter: Automaton, minimum: int, maximum: int | None) -> Expression:
@@ -778,24 +759,24 @@ def counted(part: Expression, counter: Automaton, minimum: int, maximum: int | N
     """
     if max(minimum, maximum or 0) < COUNTED:
         return intersection(part, _repeated(counter, minimum, maximum))
-    found = build(part)
-    pairs = _pairs(found, counter, both=True)
+    texts = build(part)
+    pairs = _pairs(texts, counter, both=True)
     begins = moves_lib.begun(counter.moves)[pairs.states[:, 1]][:, pairs.classes[1]]
     moves = np.where(pairs.next_state == DEAD, DEAD, moves_lib.move(pairs.next_state, begins)).astype(np.int32)
-    is_final = found.is_final[pairs.states[:, 0]] & counter.is_final[pairs.states[:, 1]]
+    is_final = texts.is_final[pairs.states[:, 0]] & counter.is_final[pairs.states[:, 1]]
     whole = _trimmed(Automaton(moves, pairs.class_of_byte, is_final, moves_lib.without_bounds(len(moves))))
     ways = _Ways.of(whole)
     nearest = ways.fewest()
     if nearest[0] == FAR or (maximum is not None and nearest[0] > maximum):
         return NOTHING
     if minimum > nearest[0] and not ways.go_on(nearest):
-        found = intersection(found, _repeated(counter, minimum, None))
-        return found if maximum is None else counted(found, counter, 0, maximum)
+        texts = intersection(texts, _repeated(counter, minimum, None))
+        return texts if maximum is None else counted(texts, counter, 0, maximum)
     if (maximum is None or ways.are_within(maximum)) and minimum <= nearest[0]:
         return part
     if minimum > moves_lib.MAX_COUNT or nearest.max() >= moves_lib.LONGEST:
-        return intersection(found, _repeated(counter, minimum, maximum))
-    return Counted(found, counter, minimum, maximum, _counting(whole, nearest, minimum, _most_counted(maximum)))
+        return intersection(texts, _repeated(counter, minimum, maximum))
+    return Counted(texts, counter, minimum, maximum, _counting(whole, nearest, minimum, _most_counted(maximum)))
 
 
 def _counting(whole: Automaton, nearest: np.ndarray, minimum: int, maximum: int) -> Automaton:
@@ -834,8 +815,8 @@ class _Ways(NamedTuple):
     def of(cls, automaton: Automaton) -> Self:
         states, classes = np.nonzero(automaton.moves != DEAD)
         moves = automaton.moves[states, classes]
-        found = np.stack([states, moves_lib.state_after(moves), moves_lib.begun(moves)])
-        source, target, begins = np.unique(found, axis=1)
+        moves = np.stack([states, moves_lib.state_after(moves), moves_lib.begun(moves)])
+        source, target, begins = np.unique(moves, axis=1)
         return cls(source, target, begins, automaton.is_final)
 
     def fewest(self) -> np.ndarray:

@@ -97,13 +97,13 @@ class Every:
     constraints: tuple[Constraint, ...]
 
     def start(self, tokens: jax.Array, length: jax.Array) -> State:
-        return tuple(each.start(tokens, length) for each in self.constraints)
+        return tuple(rule.start(tokens, length) for rule in self.constraints)
 
     def advance(self, state: State, token: jax.Array) -> State:
-        return tuple(each.advance(own, token) for each, own in zip(self.constraints, state, strict=True))
+        return tuple(rule.advance(its_state, token) for rule, its_state in zip(self.constraints, state, strict=True))
 
     def allowed(self, state: State) -> jax.Array:
-        allowed: list[Any] = [each.allowed(own) for each, own in zip(self.constraints, state, strict=True)]
+        allowed: list[Any] = [rule.allowed(its_state) for rule, its_state in zip(self.constraints, state, strict=True)]
         return functools.reduce(jnp.logical_and, allowed)
 
 

@@ -1,12 +1,48 @@
-"""Unicode's properties and case folding, as far as Python's data has them exactly."""
+"""Sets of code points, and Unicode's properties and case folding, as far as Python's data has them exactly."""
 
 import functools
 import itertools
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 
-from jlade.constraints.automaton import LAST_CODE_POINT, Ranges, union, without
+LAST_CODE_POINT = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+Ranges = tuple[tuple[int, int], ...]  # of code points, sorted and apart
 
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Returns the ranges of code points that are in one of several."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def without(ranges: Ranges) -> Ranges:
+    """Returns the code points of characters that are in none of some ranges."""
+    left, begin = [], 0
+    for first, last in union([*ranges, SURROGATES]):
+        if begin < first:
+            left.append((begin, first - 1))
+        begin = last + 1
+    return (*left, (begin, LAST_CODE_POINT)) if begin <= LAST_CODE_POINT else tuple(left)
+
+
+def common(first: Ranges, second: Ranges) -> Ranges:
+    """Returns the code points of characters that are in ranges of both."""
+    return without(union([*without(first), *without(second)]))
+
+
+def character_set(ranges: Iterable[tuple[int, int]], is_negated: bool) -> Ranges:
+    """Returns the code points of characters that are in one of some ranges, or in none of them."""
+    rest = without(union(ranges))
+    return rest if is_negated else without(rest)
+
+
+ALL = without(())
 _CATEGORIES = {
     "Lu": "Uppercase_Letter", "Ll": "Lowercase_Letter", "Lt": "Titlecase_Letter", "LC": "Cased_Letter",
     "Lm": "Modifier_Letter", "Lo": "Other_Letter", "L": "Letter", "Mn": "Nonspacing_Mark", "Mc": "Spacing_Mark",
@@ -24,7 +60,7 @@ WHITE_SPACE: Ranges = (
     (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000),
 )  # fmt: skip
 _RANGES: dict[str, Ranges] = {
-    "Any": without(()), "ASCII": ((0, 127),), "White_Space": WHITE_SPACE, "space": WHITE_SPACE,
+    "Any": ALL, "ASCII": ((0, 127),), "White_Space": WHITE_SPACE, "space": WHITE_SPACE,
 }  # fmt: skip
 _TESTS: dict[str, Callable[[str], bool]] = {
     "Lowercase": str.islower, "Lower": str.islower, "Uppercase": str.isupper, "Upper": str.isupper
@@ -42,7 +78,8 @@ def property_of(name: str) -> Ranges:
     key, _, value = name.rpartition("=")
     if key in ("", "General_Category", "gc") and (short := _CATEGORY.get(value)):
         categories = ("Lu", "Ll", "Lt") if short == "LC" else short
-        return union(itertools.chain(*(each for name, each in _of_categories().items() if name.startswith(categories))))
+        chosen = (ranges for name, ranges in _of_categories().items() if name.startswith(categories))
+        return union(itertools.chain(*chosen))
     if name == "Assigned":
         return without(property_of("Cn"))
     if name in _TESTS:
@@ -54,27 +91,27 @@ def property_of(name: str) -> Ranges:
 
 @functools.cache
 def _of_categories() -> Mapping[str, Ranges]:
-    found: dict[str, list[tuple[int, int]]] = {}
+    ranges_of: dict[str, list[tuple[int, int]]] = {}
     for category, codes in itertools.groupby(range(LAST_CODE_POINT + 1), lambda code: unicodedata.category(chr(code))):
         run = list(codes)
-        found.setdefault(category, []).append((run[0], run[-1]))
-    return {category: union(ranges) for category, ranges in found.items()}
+        ranges_of.setdefault(category, []).append((run[0], run[-1]))
+    return {category: union(ranges) for category, ranges in ranges_of.items()}
 
 
 def folded(ranges: Ranges) -> Ranges:
     """Returns the characters that are in some ranges but for their case, by Unicode's simple case folding."""
-    others = (each for each in _alike() if any(first <= code <= last for code in each for first, last in ranges))
-    return union([*ranges, *((code, code) for each in others for code in each)])
+    others = (alike for alike in _alike() if any(first <= code <= last for code in alike for first, last in ranges))
+    return union([*ranges, *((code, code) for alike in others for code in alike)])
 
 
 @functools.cache
 def _alike() -> Iterable[tuple[int, ...]]:
     """Returns the sets of characters that differ in case alone."""
-    found: dict[str, list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for code in range(0x20000):  # no letters after these have a case
         if (other := _fold(chr(code))) != chr(code):
-            found.setdefault(other, [ord(other)]).append(code)
-    return tuple(map(tuple, found.values()))
+            alike.setdefault(other, [ord(other)]).append(code)
+    return tuple(map(tuple, alike.values()))
 
 
 def _fold(character: str) -> str:

@@ -8,8 +8,9 @@ import re
 from typing import NamedTuple, NoReturn
 
 from jlade.constraints import code_points, patterns
-from jlade.constraints.automaton import LAST_CODE_POINT, Ranges, character_set, union, without
-from jlade.constraints.patterns import Alternation, Characters, Concatenation, Repetition, Tree
+from jlade.constraints.automaton import Repeat, choice, sequence
+from jlade.constraints.code_points import LAST_CODE_POINT, Ranges, character_set, union, without
+from jlade.constraints.patterns import Characters, Tree
 
 DIGIT: Ranges = ((48, 57),)
 WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -65,21 +66,21 @@ class _Parser:
 
     def match(self, expression: re.Pattern[str]) -> re.Match[str] | None:
         """Returns the match of an expression that comes next, which is then read."""
-        found = expression.match(self.pattern, self.position)
-        self.position = found.end() if found else self.position
-        return found
+        match = expression.match(self.pattern, self.position)
+        self.position = match.end() if match else self.position
+        return match
 
     def alternation(self) -> Tree:
         options = [self.concatenation()]
         while self.takes("|"):
             options.append(self.concatenation())
-        return options[0] if len(options) == 1 else Alternation(tuple(options))
+        return choice(*options)
 
     def concatenation(self) -> Tree:
         parts = []
         while self.position < len(self.pattern) and self.pattern[self.position] not in "|)":
             parts.append(self.assertion() or self.repetition())
-        return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
+        return sequence(*parts)
 
     def assertion(self) -> Tree | None:
         word, line_ends = self.folded(WORD), LINE_ENDS if self.flags.m else ()
@@ -93,14 +94,14 @@ class _Parser:
 
     def repetition(self) -> Tree:
         atom, begin = self.atom(), self.position
-        if not (found := self.match(_QUANTIFIER)):
+        if not (count := self.match(_QUANTIFIER)):
             return atom
-        minimum, maximum = _SIGNS.get(found["sign"]) or (int(found["minimum"]), int(found["maximum"] or 0))
-        if not found["sign"] and not found["maximum"]:
-            maximum = None if found["comma"] else minimum
+        minimum, maximum = _SIGNS.get(count["sign"]) or (int(count["minimum"]), int(count["maximum"] or 0))
+        if not count["sign"] and not count["maximum"]:
+            maximum = None if count["comma"] else minimum
         if maximum is not None and maximum < minimum:
-            self.fail(f"{found[0]}: numbers out of order", begin)
-        return Repetition(atom, minimum, maximum)
+            self.fail(f"{count[0]}: numbers out of order", begin)
+        return Repeat(atom, minimum, maximum)
 
     def atom(self) -> Tree:
         if _QUANTIFIER.match(self.pattern, self.position):
@@ -111,28 +112,28 @@ class _Parser:
             return Characters(without(() if self.flags.s else LINE_ENDS))
         if self.takes("["):
             return Characters(self.character_class())
-        found = self.character(is_in_class=False)
-        return Characters(character_set(self.folded(_ranges(found)), is_negated=False))
+        character = self.character(is_in_class=False)
+        return Characters(character_set(self.folded(_ranges(character)), is_negated=False))
 
     def group(self) -> Tree:
         begin, flags = self.position, self.flags
         for look, name in _LOOKS.items():
             if self.takes(look):
                 self.fail(f"{name} {look} is not supported", begin)
-        found = self.match(_GROUP)
-        assert found
-        if found[0] == "(" and self.takes("?"):
+        group = self.match(_GROUP)
+        assert group
+        if group[0] == "(" and self.takes("?"):
             self.fail(f"unknown group {self.pattern[begin : self.position + 1]}", begin)
-        if (name := found["name"]) is not None:
+        if (name := group["name"]) is not None:
             if not name.replace("$", "_").isidentifier() or name in self.names:
                 self.fail(f"{name!r} is no name of a group, or that of two", begin)
             self.names.add(name)
-        elif changed := (found["added"] or "") + (found["removed"] or ""):
+        elif changed := (group["added"] or "") + (group["removed"] or ""):
             if len({*changed}) < len(changed):
-                self.fail(f"flags occur twice in {found[0]}", begin)
-            self.flags = flags._replace(**{flag: flag in found["added"] for flag in changed})
-        elif found["minus"]:
-            self.fail(f"{found[0]} has no flags", begin)
+                self.fail(f"flags occur twice in {group[0]}", begin)
+            self.flags = flags._replace(**{flag: flag in group["added"] for flag in changed})
+        elif group["minus"]:
+            self.fail(f"{group[0]} has no flags", begin)
         tree = self.alternation()
         if not self.takes(")"):
             self.fail("missing ) of the group", begin)
@@ -169,12 +170,12 @@ class _Parser:
             return ord(self.pattern[begin])
         if is_in_class and self.takes(r"\b"):
             return 8
-        if not is_in_class and (found := self.match(_REFERENCE)):
-            self.fail(f"back reference {found[0]} is not supported", begin)
-        if not (found := self.match(_ESCAPE)):
+        if not is_in_class and (reference := self.match(_REFERENCE)):
+            self.fail(f"back reference {reference[0]} is not supported", begin)
+        if not (escape := self.match(_ESCAPE)):
             self.fail(f"{self.pattern[begin : begin + 2]} is no escape of ECMA-262 with the flag u", begin)
-        text = found[found.lastgroup or 0]
-        match found.lastgroup:
+        text = escape[escape.lastgroup or 0]
+        match escape.lastgroup:
             case "set":
                 ranges = {"d": DIGIT, "s": SPACE, "w": self.folded(WORD)}[text.lower()]
                 return without(ranges) if text.isupper() else ranges
@@ -183,7 +184,7 @@ class _Parser:
                     ranges = code_points.property_of(text)
                 except ValueError as error:
                     self.fail(str(error), begin)
-                return without(ranges) if found["sign"] == "P" else ranges
+                return without(ranges) if escape["sign"] == "P" else ranges
             case "control":
                 return _CONTROLS[text]
             case "letter":
@@ -191,16 +192,16 @@ class _Parser:
             case "null":
                 return 0
             case "low":
-                return 0x10000 + (int(found["high"], 16) - 0xD800) * 0x400 + int(text, 16) - 0xDC00
+                return 0x10000 + (int(escape["high"], 16) - 0xD800) * 0x400 + int(text, 16) - 0xDC00
             case "itself":
                 return ord(text)
         if (code := int(text, 16)) > LAST_CODE_POINT:
-            self.fail(f"{found[0]} is above 10FFFF", begin)
+            self.fail(f"{escape[0]} is above 10FFFF", begin)
         return code
 
     def folded(self, ranges: Ranges) -> Ranges:
         return code_points.folded(ranges) if self.flags.i else ranges
 
 
-def _ranges(found: int | Ranges) -> Ranges:
-    return ((found, found),) if isinstance(found, int) else found
+def _ranges(character: int | Ranges) -> Ranges:
+    return ((character, character),) if isinstance(character, int) else character

@@ -70,7 +70,7 @@ class Grammar:
     @classmethod
     def choice(cls, options: Sequence[str]) -> Self:
         """Returns the texts of a list."""
-        if isinstance(options, str) or not options or not all(isinstance(each, str) for each in options):
+        if isinstance(options, str) or not options or not all(isinstance(option, str) for option in options):
             raise ValueError(f"options must be one or more strings, got {options!r}")
         return cls("choice", json.dumps(list(options)))._checked()
 
@@ -156,10 +156,10 @@ class Grammar:
 def _automaton(grammar: Grammar, counts: bool) -> Automaton:
     if grammar.kind == "ebnf":
         return ebnf.parse(grammar.source, counts=counts)
-    found = automaton.build(_expression(grammar.kind, grammar.source), counts)
-    if not found.is_final.any():
+    whole = automaton.build(_expression(grammar.kind, grammar.source), counts)
+    if not whole.is_final.any():
         raise ValueError(f"the grammar of {grammar.kind} has no text")
-    return found
+    return whole
 
 
 def _expression(kind: str, source: str) -> Expression:
@@ -175,9 +175,9 @@ def _expression(kind: str, source: str) -> Expression:
         case "tags":
             return tags.parse(Tags(**json.loads(source)))
         case "after":
-            end, *given = json.loads(source)
+            end, *rest = json.loads(source)
             breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)
-            return automaton.sequence(tags.through(end), breaks, _expression(*given))
+            return automaton.sequence(tags.through(end), breaks, _expression(*rest))
     raise ValueError(f"kind must be json_schema, regex, choice, ebnf, tags or after, got {kind!r}")
 
 
@@ -250,7 +250,7 @@ class Tables:
             class_of_token[number] = HEADER + table.class_of_token
             places[table] = 1, begin, _stride(table), number * vocab_size
             begin += num_entries(table)
-        of_batch = (np.array(each, np.int32) for each in zip(*(places[table] for table in tables), strict=True))
+        of_batch = (np.array(column, np.int32) for column in zip(*(places[table] for table in tables), strict=True))
         arrays: Any = cls
         return arrays(entries, class_of_token.reshape(-1), *of_batch, maximum, vocab_size)
 

@@ -18,7 +18,6 @@ from jlade.constraints import formats, numbers, regex
 from jlade.constraints.automaton import (
     COUNTED,
     EMPTY,
-    LAST_CODE_POINT,
     NOTHING,
     Automaton,
     Byte,
@@ -26,13 +25,11 @@ from jlade.constraints.automaton import (
     Expression,
     Named,
     Network,
-    Ranges,
     Repeat,
     TooLargeError,
     build,
     characters,
     choice,
-    common,
     counted,
     difference,
     intersection,
@@ -41,15 +38,28 @@ from jlade.constraints.automaton import (
     minimal,
     optional,
     sequence,
-    union,
-    without,
 )
+from jlade.constraints.code_points import ALL, Ranges, common, union, without
 from jlade.constraints.formats import FORMATS, UNSUPPORTED
-from jlade.constraints.json_document import Document, equal, finds, includes, required, type_of
-from jlade.constraints.json_keywords import APPLIED as APPLIED
-from jlade.constraints.json_keywords import DEPENDENCIES, OF_TYPE, REFUSED, TYPES, all_of, check
-from jlade.constraints.json_keywords import Schema as Schema
-from jlade.constraints.json_keywords import UnsupportedError as UnsupportedError
+from jlade.constraints.json_document import (
+    APPLIED,
+    BOUNDS,
+    DEPENDENCIES,
+    OF_TYPE,
+    TYPES,
+    Document,
+    Keywords,
+    Schema,
+    UnsupportedError,
+    all_of,
+    check,
+    check_supported,
+    equal,
+    finds,
+    includes,
+    required,
+    type_of,
+)
 from jlade.constraints.moves import MAX_COUNT
 from jlade.constraints.numbers import Bound
 
@@ -59,10 +69,11 @@ MAX_OPTIONS = 64  # of combined choices
 MAX_COUNTED = 64  # properties that are counted
 MAX_UNIQUE = 6  # values of which items that differ may be: their sets are states
 CHOICES = ("anyOf", "oneOf")
+ITEMS = {"items", "prefixItems", "additionalItems"}
+PROPERTIES = {"properties", "patternProperties", "additionalProperties"}
 EXPANDED = {"$ref", "allOf", "if", *DEPENDENCIES}
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}  # after a backslash
 RAW: Ranges = without(((0, 31), (34, 34), (92, 92)))
-ALL: Ranges = ((0, LAST_CODE_POINT),)
 # What may stand between tokens has a bound: a model that has nothing to say could write it for ever.
 LINE = sequence(optional(literal("\n")), Repeat(Byte(1 << ord(" ") | 1 << ord("\t")), 0, 20))
 
@@ -82,12 +93,12 @@ def parse(schema: Schema | str, depth: int = DEPTH, whitespace: bool = True) -> 
     """
     try:
         root: Schema = json.loads(schema) if isinstance(schema, str) else schema
-        found = _Compiler(root, depth, whitespace).value(root, "#")
+        texts = _Compiler(root, depth, whitespace).value(root, "#")
     except RecursionError as error:
         raise UnsupportedError("#: its references are too deep within each other") from error
-    if _is_nothing(found):
+    if _is_nothing(texts):
         raise ValueError(f"the schema accepts no value, or none of a depth up to {depth}")
-    return found
+    return texts
 
 
 def string_of(ranges: Ranges) -> Expression:
@@ -102,7 +113,7 @@ def string_of(ranges: Ranges) -> Expression:
 
 def spelled(text: str) -> Expression:
     """Returns a text as a string in its usual spelling."""
-    content = [literal(each) if " " <= each not in '"\\' else string_of(((ord(each), ord(each)),)) for each in text]
+    content = [literal(c) if " " <= c not in '"\\' else string_of(((ord(c), ord(c)),)) for c in text]
     return sequence(literal('"'), *content, literal('"'))
 
 
@@ -144,9 +155,13 @@ class _Compiler:
     def comma(self) -> Expression:
         return sequence(literal(","), self.line)
 
-    def end(self, bracket: str) -> Expression:
-        """Returns the end of an array or an object that is not empty."""
-        return sequence(self.line, literal(bracket))
+    def end(self, bracket: str, is_empty: bool = False) -> Expression:
+        """Returns the end of an array or an object."""
+        return literal(bracket) if is_empty else sequence(self.line, literal(bracket))
+
+    def item(self, item: Expression, is_first: bool) -> Expression:
+        """Returns an item after the comma that parts it from the one before it."""
+        return item if is_first else sequence(self.comma(), item)
 
     def property_of(self, name: Expression, item: Expression) -> Expression:
         return sequence(name, literal(":"), self.blank, item)
@@ -157,42 +172,40 @@ class _Compiler:
         """Returns a schema that accepts the values that both accept; those within it are merged when they are read."""
         if _is_true(first) or _is_true(second):
             return second if _is_true(first) else first
-        first, second = (self.expanded(each, path, within) for each in (first, second))
+        first, second = (self.expanded(schema, path, within) for schema in (first, second))
         if first is False or second is False:
             return False
         if _is_true(first) or _is_true(second):
             return second if _is_true(first) else first
         assert not isinstance(first, bool)
         assert not isinstance(second, bool)
-        if (_has_places(first) or _has_places(second)) and _has_items(first) and _has_items(second) and first != second:
+        both = first, second
+        are_ordered = any("prefixItems" in schema or isinstance(schema.get("items"), list) for schema in both)
+        if are_ordered and all(ITEMS & schema.keys() for schema in both) and first != second:
             raise UnsupportedError(f"{path}/allOf: items in order beside other items are not supported")
-        result: dict[str, Any] = {}
-        for key in (*first, *(key for key in second if key not in first)):
-            if key not in APPLIED:
-                continue
-            if key not in first or key not in second:
-                result[key] = first[key] if key in first else second[key]
-                continue
-            result[key] = self._merged_keyword(key, first, second, path)
+        result = {key: value for key, value in {**first, **second}.items() if key in APPLIED}
+        for key in result:
+            if key in first and key in second:
+                result[key] = self._merged_keyword(key, first, second, path)
         if "const" in first and "const" in second and not equal(first["const"], second["const"]):
             return False
-        if _has_objects(first) and _has_objects(second):
+        if all(PROPERTIES & schema.keys() for schema in both):
             self._merge_objects(result, first, second, path)
         return result
 
-    def _merged_keyword(self, key: str, first: Mapping[str, Any], second: Mapping[str, Any], path: str) -> Any:
+    def _merged_keyword(self, key: str, first: Keywords, second: Keywords, path: str) -> Any:
         one, other = first[key], second[key]
         if equal(one, other):
             return one
         match key:
             case "type":
-                return [each for each in TYPES if includes(one, each) and includes(other, each)]
+                return [name for name in TYPES if includes(one, name) and includes(other, name)]
             case "enum":
-                return [each for each in one if any(equal(each, value) for value in other)]
+                return [constant for constant in one if any(equal(constant, value) for value in other)]
             case "const":
                 return one  # those that differ leave no value
             case "required" if isinstance(one, list) and isinstance(other, list):
-                return [*one, *(each for each in other if each not in one)]
+                return [*one, *(name for name in other if name not in one)]
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(one, bool) or isinstance(other, bool):
                 raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
             case "minimum" | "minLength" | "minItems" | "minProperties" | "exclusiveMinimum":
@@ -216,30 +229,26 @@ class _Compiler:
                 return one  # see `_merge_objects`
             case "pattern" | "format":
                 return (*all_of(one), *all_of(other))
-            case "multipleOf" if all(float(each).is_integer() for each in (one, other)):
+            case "multipleOf" if all(float(divisor).is_integer() for divisor in (one, other)):
                 return math.lcm(int(one), int(other))
         raise UnsupportedError(f"{path}/allOf: {key} in several schemas is not supported")
 
-    def _merge_objects(
-        self, result: dict[str, Any], first: Mapping[str, Any], second: Mapping[str, Any], path: str
-    ) -> None:
-        for each, other in ((first, second), (second, first)):
-            patterns = each.get("patternProperties")
-            if patterns and patterns != other.get("patternProperties") and not _is_open(other):
+    def _merge_objects(self, result: dict[str, Any], first: Keywords, second: Keywords, path: str) -> None:
+        one_patterns, other_patterns = (schema.get("patternProperties", {}) for schema in (first, second))
+        for patterns, other in ((one_patterns, second), (other_patterns, first)):
+            is_open = other.get("additionalProperties", True) is True
+            if patterns and patterns != other.get("patternProperties") and not is_open:
                 raise UnsupportedError(f"{path}/allOf: patternProperties beside additionalProperties")
-        names = dict.fromkeys([*first.get("properties", {}), *second.get("properties", {})])
-        if names:
+        if names := dict.fromkeys([*first.get("properties", {}), *second.get("properties", {})]):
             result["properties"] = {name: _both(_property(first, name), _property(second, name)) for name in names}
-        patterns = dict.fromkeys([*first.get("patternProperties", {}), *second.get("patternProperties", {})])
-        if patterns:
+        if patterns := dict.fromkeys([*one_patterns, *other_patterns]):
             result["patternProperties"] = {
-                pattern: _both(*(each.get("patternProperties", {}).get(pattern, True) for each in (first, second)))
+                pattern: _both(one_patterns.get(pattern, True), other_patterns.get(pattern, True))
                 for pattern in patterns
             }
-        if "additionalProperties" in first or "additionalProperties" in second:
-            result["additionalProperties"] = _both(
-                *(each.get("additionalProperties", True) for each in (first, second))
-            )
+        if "additionalProperties" in result:
+            further = (schema.get("additionalProperties", True) for schema in (first, second))
+            result["additionalProperties"] = _both(*further)
 
     def expanded(self, schema: Schema, path: str, within: tuple[str, ...] = ()) -> Schema:
         """Returns a schema without a reference, `allOf`, `if` and dependencies at its top.
@@ -329,53 +338,51 @@ class _Compiler:
         if _is_true(schema):
             return self.anything(self.depth)
         assert isinstance(schema, Mapping)
-        for keyword in REFUSED:
-            if keyword in schema:
-                raise UnsupportedError(f"{path}/{keyword}: not supported")
+        check_supported(schema, path)
         if (values := _values(schema)) is not None:
-            return choice(*(self.constant(each) for each in values if self.document.accepts(each, schema, path)))
+            return choice(*(self.constant(value) for value in values if self.document.accepts(value, schema, path)))
         for keyword in CHOICES:
             if keyword in schema:
                 base, options = _without(schema, keyword), schema[keyword]
                 if keyword == "oneOf":
                     options = self._apart(base, options, f"{path}/oneOf")
                 return self._one_of(base, options, f"{path}/{keyword}")
-        types = [each for each in TYPES if includes(schema.get("type", list(TYPES)), each)]
+        types = _types(schema)
         if "number" in types:
             types.remove("integer")
-        found = [getattr(self, f"_{each}")(schema, path) for each in types]
+        texts = [getattr(self, f"_{name}")(schema, path) for name in types]
         if "not" in schema:  # strings alone
             excluded = self.value(_both({"type": "string"}, schema["not"]), f"{path}/not")
             # Other spellings of what is excluded are excluded, too.
-            found = [difference(intersection(each, _usual_string()), excluded) for each in found]
-        return choice(*(each for each in found if not _is_nothing(each)))
+            texts = [difference(intersection(text, _usual_string()), excluded) for text in texts]
+        return choice(*(text for text in texts if not _is_nothing(text)))
 
-    def _one_of(self, base: Mapping[str, Any], options: Iterable[Schema], path: str) -> Expression:
+    def _one_of(self, base: Keywords, options: Iterable[Schema], path: str) -> Expression:
         """Returns the texts of the values of a schema and of one of some options."""
-        found = [self.value(_both(base, each), f"{path}/{i}") for i, each in enumerate(options)]
-        return choice(*(each for each in found if not _is_nothing(each)))
+        texts = [self.value(_both(base, option), f"{path}/{i}") for i, option in enumerate(options)]
+        return choice(*(text for text in texts if not _is_nothing(text)))
 
-    def _apart(self, base: Mapping[str, Any], options: Sequence[Schema], path: str) -> list[Schema]:
+    def _apart(self, base: Keywords, options: Sequence[Schema], path: str) -> list[Schema]:
         """Returns the options of `oneOf` beside a schema, each without the values of the others."""
-        wholes, others = [_both(base, each) for each in options], [list[Schema]() for _ in options]
+        wholes, others = [_both(base, option) for option in options], [list[Schema]() for _ in options]
         for i, j in itertools.combinations(range(len(options)), 2):
             if not self._are_disjoint(wholes[i], wholes[j], path, self.depth):
                 others[i].append(options[j])
                 others[j].append(options[i])
         return [
-            _both(each, {"not": {"anyOf": excluded}}) if excluded else each
-            for each, excluded in zip(options, others, strict=True)
+            _both(option, {"not": {"anyOf": excluded}}) if excluded else option
+            for option, excluded in zip(options, others, strict=True)
         ]
 
     # What excludes values.
 
-    def _has_exclusion(self, schema: Mapping[str, Any]) -> bool:
+    def _has_exclusion(self, schema: Keywords) -> bool:
         """Whether `not` of a schema is to be replaced by `_failing`, rather than left to a difference of strings."""
-        if "not" not in schema or _values(schema) is not None or any(each in schema for each in CHOICES):
+        if "not" not in schema or _values(schema) is not None or any(keyword in schema for keyword in CHOICES):
             return False
         return not (_possible_types(schema) == {"string"} and _is_of_strings(schema["not"]))
 
-    def _failing(self, no: Schema, base: Mapping[str, Any], path: str) -> list[Schema]:
+    def _failing(self, no: Schema, base: Keywords, path: str) -> list[Schema]:
         """Returns schemas, one of which accepts each value of the texts of `base` that `no` refuses.
 
         Beside `base` none of them accepts a value that `no` accepts.
@@ -389,51 +396,44 @@ class _Compiler:
         if isinstance(no, bool) or self._are_disjoint(base, no, path, self.depth):
             return [True]
         types, result = _possible_types(base), list[Schema]()
-        for keyword in REFUSED:
-            if keyword in no:
-                raise UnsupportedError(f"{path}/{keyword}: not supported")
+        check_supported(no, path)
         if "not" in no:
             result.append(no["not"])
-        for keyword in [each for each in CHOICES if each in no]:
+        for keyword in [key for key in CHOICES if key in no]:
             if keyword == "oneOf":  # values of several options are refused, too
                 pairs = itertools.combinations(no["oneOf"], 2)
                 result += [_both(*pair) for pair in pairs if not self._are_disjoint(*pair, path, self.depth)]
             ways: list[Schema] = [True]
             for index, option in enumerate(no[keyword]):
-                others = self._failing(option, base, f"{path}/{keyword}/{index}")
-                ways = [each for pair in itertools.product(ways, others) if (each := _both(*pair)) is not False]
-                if len(ways) > MAX_OPTIONS:
-                    raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
+                ways = _of_both(ways, self._failing(option, base, f"{path}/{keyword}/{index}"), path)
             result += ways
         if (values := _values(no)) is not None:
             result += self._other_values(values, types, base, path)
         if "type" in no:
-            left = [each for each in TYPES if each in types and not includes(no["type"], each)]
+            left = [name for name in TYPES if name in types and not includes(no["type"], name)]
             if includes(no["type"], "integer") and "number" in left:
                 raise UnsupportedError(f"{path}/type: numbers that are no integers are not supported")
             result += [{"type": left}] if left else []
         for name, find in (("string", _failing_strings), ("array", _failing_arrays), ("object", self._failing_objects)):
-            if name in types and (part := {key: each for key, each in no.items() if key in OF_TYPE[name]}):
-                result += [{"type": name, **each} for each in find(part, base, path)]
+            if name in types and (part := {key: value for key, value in no.items() if key in OF_TYPE[name]}):
+                result += [{"type": name, **failing} for failing in find(part, base, path)]
         if "number" in types or "integer" in types:
-            result += [{"type": "number", **each} for each in _failing_numbers(no, path)]
-        if len(result) > MAX_OPTIONS:
-            raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
-        return result
+            result += [{"type": "number", **failing} for failing in _failing_numbers(no, path)]
+        return _not_too_many(result, path)
 
-    def _other_values(self, values: list[Any], types: set[str], base: Mapping[str, Any], path: str) -> list[Schema]:
+    def _other_values(self, values: list[Any], types: set[str], base: Keywords, path: str) -> list[Schema]:
         """Returns schemas of the values of some types that are none of some others."""
-        own: dict[str, list[Any]] = {each: [] for each in TYPES}
+        excluded: dict[str, list[Any]] = {name: [] for name in TYPES}
         for value in values:
-            own["number" if type_of(value) == "integer" else type_of(value)].append(value)
-        free = [each for each in TYPES if each in types and not own["number" if each == "integer" else each]]
+            excluded["number" if type_of(value) == "integer" else type_of(value)].append(value)
+        free = [name for name in TYPES if name in types and not excluded["number" if name == "integer" else name]]
         result: list[Schema] = [{"type": free}] if free else []
-        if "boolean" in types and own["boolean"]:
-            result.append({"enum": [each for each in (False, True) if each not in own["boolean"]]})
-        if "string" in types and own["string"]:
-            result.append({"type": "string", "not": {"enum": own["string"]}})
-        if {"number", "integer"} & types and own["number"]:
-            bounds = sorted(own["number"])
+        if "boolean" in types and excluded["boolean"]:
+            result.append({"enum": [value for value in (False, True) if value not in excluded["boolean"]]})
+        if "string" in types and excluded["string"]:
+            result.append({"type": "string", "not": {"enum": excluded["string"]}})
+        if {"number", "integer"} & types and excluded["number"]:
+            bounds = sorted(excluded["number"])
             result.append({"type": "number", "exclusiveMaximum": bounds[0]})
             result += [
                 {"type": "number", "exclusiveMinimum": minimum, "exclusiveMaximum": maximum}
@@ -441,19 +441,14 @@ class _Compiler:
             ]
             result.append({"type": "number", "exclusiveMinimum": bounds[-1]})
         for name in ("array", "object"):
-            if name in types and own[name]:
+            if name in types and excluded[name]:
                 ways: list[Schema] = [{"type": name}]
-                for value in own[name]:
-                    others = self._failing(_only(value), {**base, "type": name}, path)
-                    ways = [_both(*pair) for pair in itertools.product(ways, others)]
-                    if len(ways) > MAX_OPTIONS:
-                        raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
+                for value in excluded[name]:
+                    ways = _of_both(ways, self._failing(_only(value), {**base, "type": name}, path), path)
                 result += ways
         return result
 
-    def _failing_objects(
-        self, no: Mapping[str, Any], base: Mapping[str, Any], path: str
-    ) -> Iterable[Mapping[str, Any]]:
+    def _failing_objects(self, no: Keywords, base: Keywords, path: str) -> Iterable[Keywords]:
         """Yields schemas of the objects in the texts of `base` that keywords of objects refuse."""
         properties, patterns = no.get("properties", {}), no.get("patternProperties", {})
         if no.get("minProperties", 0) > 0:
@@ -463,7 +458,7 @@ class _Compiler:
         for name in required(no):
             if name not in required(base):
                 yield _absent(name, base)
-        refused = [(name, each) for name, each in properties.items()]  # properties, and what refuses their values
+        refused = [(name, schema) for name, schema in properties.items()]  # properties, and what refuses their values
         further, names = no.get("additionalProperties", True), no.get("propertyNames", True)
         if not all(map(_is_true, (*patterns.values(), further, names))):
             if _additional(base) is not False or base.get("patternProperties"):
@@ -472,20 +467,20 @@ class _Compiler:
                     return
                 raise UnsupportedError(f"{path}: names that are not declared are not supported within not")
             for name in _declared(base):
-                found = [of for pattern, of in patterns.items() if finds(pattern, name, f"{path}/patternProperties")]
-                refused += [(name, of) for of in (found if found or name in properties else [further])]
+                matching = [of for pattern, of in patterns.items() if finds(pattern, name, f"{path}/patternProperties")]
+                refused += [(name, of) for of in (matching if matching or name in properties else [further])]
                 if not self.document.accepts(name, names, f"{path}/propertyNames"):
                     refused.append((name, False))
         refused = [
-            (name, each)
-            for name, each in refused
-            if _may_have(base, name) and not _implies(self.expanded(_property(base, name), path), each)
+            (name, schema)
+            for name, schema in refused
+            if _may_have(base, name) and not _implies(self.expanded(_property(base, name), path), schema)
         ]
-        if _additional(base) is False and {name for name, each in refused if each is False} >= {*_declared(base)}:
+        if _additional(base) is False and {name for name, schema in refused if schema is False} >= {*_declared(base)}:
             yield {"minProperties": 1}  # any of them: shorter than each of them
-            refused = [(name, each) for name, each in refused if each is not False]
-        for name, each in refused:
-            of_name = {"properties": {name: {"not": each}}, "required": [name]}
+            refused = [(name, schema) for name, schema in refused if schema is not False]
+        for name, schema in refused:
+            of_name = {"properties": {name: {"not": schema}}, "required": [name]}
             yield of_name | ({} if base.get("properties") else {"additionalProperties": True})
 
     # Schemas that exclude each other.
@@ -499,33 +494,29 @@ class _Compiler:
             return True
         if first is True or second is True:
             return False
-        for one, other in ((first, second), (second, first)):
+        both_ways = (first, second), (second, first)
+        for one, other in both_ways:
             if (chosen := _values(one)) is not None:
-                return not any(
-                    self.document.accepts(each, one, path) and self.document.accepts(each, other, path)
-                    for each in chosen
-                )
-        for one, other in ((first, second), (second, first)):
+                return not any(all(self.document.accepts(value, of, path) for of in (one, other)) for value in chosen)
+        for one, other in both_ways:
             for keyword in CHOICES:
                 if keyword in one:
                     base = _without(one, keyword)
-                    return all(self._are_disjoint(_both(base, each), other, path, depth - 1) for each in one[keyword])
+                    wholes = [_both(base, option) for option in one[keyword]]
+                    return all(self._are_disjoint(whole, other, path, depth - 1) for whole in wholes)
         common = _possible_types(first) & _possible_types(second)
         if not common:
             return True
         if common == {"string"}:
-            first_string, second_string = (self._string(each, path) for each in (first, second))
+            first_string, second_string = (self._string(schema, path) for schema in (first, second))
             if _any_string() in (first_string, second_string):
                 return _is_nothing(first_string) or _is_nothing(second_string)
             return _is_nothing(intersection(first_string, second_string))
         if common == {"object"}:
             # Texts have no properties but those that `_object` gives them.
-            if all(
-                any(not _may_have(other, name) for name in required(one))
-                for one, other in ((first, second), (second, first))
-            ):
+            if all(any(not _may_have(other, name) for name in required(one)) for one, other in both_ways):
                 return True
-            for one, other in ((first, second), (second, first)):
+            for one, other in both_ways:
                 for name in required(one):
                     of_other = _property(other, name)
                     if self.expanded(of_other, path) is False:
@@ -537,79 +528,65 @@ class _Compiler:
     def constant(self, value: Any) -> Expression:
         """Returns the text of a value, with whitespace between its tokens."""
         if not isinstance(value, dict | list):
-            return spelled(value) if isinstance(value, str) else literal(_dumps(value))
+            return spelled(value) if isinstance(value, str) else literal(json.dumps(value))
         if isinstance(value, dict):
-            items = [self.property_of(spelled(key), self.constant(each)) for key, each in value.items()]
+            items = [self.property_of(spelled(key), self.constant(item)) for key, item in value.items()]
         else:
-            items = [self.constant(each) for each in value]
+            items = [self.constant(item) for item in value]
         begin, end = "{}" if isinstance(value, dict) else "[]"
-        parts = [part for item in items for part in (self.comma(), item)][1:]
-        return sequence(self.begin(begin), *parts, self.end(end) if items else literal(end))
+        parts = [self.item(item, index == 0) for index, item in enumerate(items)]
+        return sequence(self.begin(begin), *parts, self.end(end, is_empty=not items))
 
     def anything(self, depth: int) -> Expression:
         """Returns any value, with arrays and objects up to some depth."""
         if depth not in self.known:
             inner = self.anything(depth - 1) if depth > 0 else NOTHING
+            entry = self.property_of(_any_string(), inner) if depth > 0 else NOTHING
             self.known[depth] = choice(
-                *(literal(each) for each in ("null", "true", "false")),
+                *(literal(text) for text in ("null", "true", "false")),
                 numbers.NUMBER,
                 _any_string(),
-                self._array_of(inner, 0, None),
-                self._object_of(_any_string(), inner),
+                self._listed("[", inner, "]", 0, None),
+                self._listed("{", entry, "}", 0, None),
             )
         return self.known[depth]
 
-    def _array_of(self, item: Expression, minimum: int, maximum: int | None) -> Expression:
-        """Returns arrays of a number of items."""
-        return self._listed("[", [] if _is_nothing(item) else [item], "]", minimum, maximum)
-
-    def _object_of(self, name: Expression, item: Expression) -> Expression:
-        """Returns objects of any number of properties."""
-        items = [] if _is_nothing(item) else [self.property_of(name, item)]
-        return self._listed("{", items, "}", 0, None)
-
-    def _listed(
-        self, begin: str, items: Sequence[Expression], end: str, minimum: int, maximum: int | None
-    ) -> Expression:
-        """Returns lists of any of some items, with commas between them."""
-        if not items:
+    def _listed(self, begin: str, item: Expression, end: str, minimum: int, maximum: int | None) -> Expression:
+        """Returns arrays or objects of a number of items, with commas between them."""
+        if _is_nothing(item):
             maximum = 0
         if maximum is not None and maximum < minimum:
             return NOTHING
         if maximum == 0:
             return sequence(self.begin(begin), literal(end))
-        item, comma = choice(*items), self.comma()
-        number = max(minimum, 1)
+        comma, number = self.comma(), max(minimum, 1)
         if maximum is None and minimum <= COUNTED:  # the last of the least items repeats
             further = Network(3, ((0, item, 1), (1, comma, 0), (1, None, 2)))
             content = sequence(Repeat(sequence(item, comma), number - 1, number - 1), further)
         else:
-            content = sequence(
-                item, Repeat(sequence(comma, item), number - 1, None if maximum is None else maximum - 1)
-            )
-        return sequence(
-            self.begin(begin), choice(sequence(content, self.end(end)), *([] if minimum else [literal(end)]))
-        )
+            most_further = None if maximum is None else maximum - 1
+            content = sequence(item, Repeat(sequence(comma, item), number - 1, most_further))
+        whole = sequence(content, self.end(end))
+        return sequence(self.begin(begin), whole if minimum else choice(whole, literal(end)))
 
-    def _null(self, schema: Mapping[str, Any], path: str) -> Expression:
+    def _null(self, schema: Keywords, path: str) -> Expression:
         return literal("null")
 
-    def _boolean(self, schema: Mapping[str, Any], path: str) -> Expression:
+    def _boolean(self, schema: Keywords, path: str) -> Expression:
         return choice(literal("true"), literal("false"))
 
-    def _integer(self, schema: Mapping[str, Any], path: str) -> Expression:
+    def _integer(self, schema: Keywords, path: str) -> Expression:
         return self._number(schema, path, numbers.integers)
 
-    def _number(
-        self, schema: Mapping[str, Any], path: str, between: Callable[..., Expression] = numbers.decimals
-    ) -> Expression:
+    def _number(self, schema: Keywords, path: str, between: Callable[..., Expression] = numbers.decimals) -> Expression:
         divisor = _decimal(schema, "multipleOf", path) if "multipleOf" in schema else None
+        minimum, maximum = (_bound(schema, path, *names_and_sign) for names_and_sign in BOUNDS)
         try:
-            return between(*_bounds(schema, path), divisor)
+            return between(minimum, maximum, divisor)
         except numbers.DivisorError as error:
             raise UnsupportedError(f"{path}/multipleOf: {error}") from error
 
-    def _string(self, schema: Mapping[str, Any], path: str) -> Expression:
+    def _string(self, schema: Keywords, path: str) -> Expression:
         parts: list[Expression] = []
         minimum, maximum = (_count(schema, key) for key in ("minLength", "maxLength"))
         for pattern in all_of(schema.get("pattern", ())):
@@ -635,10 +612,10 @@ class _Compiler:
             raise TooLargeError(f"{path}/{limit or 'pattern'}") from error
         if _is_nothing(content):
             return NOTHING
-        found = sequence(literal('"'), content, literal('"'))
-        return Named(found, f"{path}/{limit}") if limit else found
+        string = sequence(literal('"'), content, literal('"'))
+        return Named(string, f"{path}/{limit}") if limit else string
 
-    def _array(self, schema: Mapping[str, Any], path: str) -> Expression:
+    def _array(self, schema: Keywords, path: str) -> Expression:
         minimum, maximum = (_count(schema, key) for key in ("minItems", "maxItems"))
         minimum, limit = minimum or 0, _limit(schema, path, "minItems", "maxItems")
         items, first = schema.get("items", True), schema.get("prefixItems", [])
@@ -655,20 +632,20 @@ class _Compiler:
             return self._containing(items, schema["contains"], minimum, maximum, path)
         rest = self.value(items, rest_path) if maximum is None or maximum > len(first) else NOTHING
         if not first:
-            found = self._array_of(rest, minimum, maximum)
-            return Named(found, f"{path}/{limit}") if limit and not _is_nothing(found) else found
+            array = self._listed("[", rest, "]", minimum, maximum)
+            return Named(array, f"{path}/{limit}") if limit and not _is_nothing(array) else array
         edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
         # Place 1 + i is after i items; the last one is after the array.
         last = len(first) + 2
-        for index, each in enumerate(first):
+        for index, schema_of_item in enumerate(first):
             if index >= minimum:
-                edges.append((1 + index, self.end("]") if index else literal("]"), last))
+                edges.append((1 + index, self.end("]", is_empty=index == 0), last))
             if maximum is not None and index >= maximum:
                 break
-            item = self.value(each, f"{path}/prefixItems/{index}")
+            item = self.value(schema_of_item, f"{path}/prefixItems/{index}")
             if _is_nothing(item):
                 break
-            edges.append((1 + index, sequence(*([self.comma()] if index else []), item), 2 + index))
+            edges.append((1 + index, self.item(item, index == 0), 2 + index))
         else:
             after, most_left = len(first) + 1, None if maximum is None else maximum - len(first)
             further = [] if _is_nothing(rest) else [sequence(self.comma(), rest)]
@@ -687,11 +664,10 @@ class _Compiler:
         items_of = [self.constant(value) for value in values]
         for written in range(sets):
             if minimum <= written.bit_count():
-                edges.append((1 + written, self.end("]") if written else literal("]"), last))
+                edges.append((1 + written, self.end("]", is_empty=written == 0), last))
             if maximum is None or written.bit_count() < maximum:
-                comma = [self.comma()] if written else []
                 edges += [
-                    (1 + written, sequence(*comma, item), 1 + (written | 1 << index))
+                    (1 + written, self.item(item, written == 0), 1 + (written | 1 << index))
                     for index, item in enumerate(items_of)
                     if not written & 1 << index
                 ]
@@ -702,20 +678,19 @@ class _Compiler:
         schema = self.expanded(schema, path)
         if not isinstance(schema, Mapping):
             return None if schema else []
-        found: list[Any] = []
-        if (values := _values(schema)) is not None:
-            found = values
-        elif keyword := next((each for each in CHOICES if each in schema), None):
-            for each in schema[keyword]:
-                if (values := self._finite(each, path)) is None:
-                    return None
-                found += values
-        elif _possible_types(schema) <= {"null", "boolean"}:
-            found = [None, False, True]
-        else:
-            return None
-        different = [each for index, each in enumerate(found) if not any(equal(each, other) for other in found[:index])]
-        return [each for each in different if self.document.accepts(each, schema, path)]
+        if (values := _values(schema)) is None:
+            if keyword := next((key for key in CHOICES if key in schema), None):
+                values = []
+                for option in schema[keyword]:
+                    if (of_option := self._finite(option, path)) is None:
+                        return None
+                    values += of_option
+            elif _possible_types(schema) <= {"null", "boolean"}:
+                values = [None, False, True]
+            else:
+                return None
+        different = [value for i, value in enumerate(values) if not any(equal(value, other) for other in values[:i])]
+        return [value for value in different if self.document.accepts(value, schema, path)]
 
     def _containing(self, items: Schema, contained: Schema, minimum: int, maximum: int | None, path: str) -> Expression:
         """Returns arrays, of whose items one is of another schema, too."""
@@ -733,18 +708,16 @@ class _Compiler:
             after = min(written + 1, counted)
             for is_met in (False, True):
                 here = 1 + 2 * written + is_met
-                comma = [self.comma()] if written else []
                 if maximum is None or written < maximum:
-                    edges.append((here, sequence(*comma, item), 1 + 2 * after + is_met))
-                    edges.append((here, sequence(*comma, chosen), 1 + 2 * after + True))
+                    edges.append((here, self.item(item, written == 0), 1 + 2 * after + is_met))
+                    edges.append((here, self.item(chosen, written == 0), 1 + 2 * after + True))
                 if is_met and written >= minimum:
                     edges.append((here, self.end("]"), last))
         return Network(last + 1, tuple(edges))
 
-    def _object(self, schema: Mapping[str, Any], path: str) -> Expression:
+    def _object(self, schema: Keywords, path: str) -> Expression:
         properties, patterns = dict(schema.get("properties", {})), schema.get("patternProperties", {})
         needed = required(schema)
-        additional = _additional(schema)
         for name in needed:
             if name not in properties:
                 properties[name] = _property(schema, name)
@@ -756,12 +729,12 @@ class _Compiler:
                 if name in schema.get("properties", {}) and finds(pattern, name, f"{path}/patternProperties"):
                     whole = _both(whole, other)
             item = self.value(whole, f"{path}/properties/{name}")
-            if _is_nothing(item) or not (names is None or names.accepts(_dumps(name))):
+            if _is_nothing(item) or not (names is None or names.accepts(json.dumps(name, ensure_ascii=False).encode())):
                 if name in needed:
                     return NOTHING
                 continue
             entries.append((self.property_of(spelled(name), item), name in needed))
-        further = self._further(schema, properties, additional, names, path)
+        further = self._further(schema, properties, names, path)
         if further:
             # Otherwise a name that has been passed could be begun, as that of another property, and never be ended.
             # Like the names of others it may repeat: the last value counts, and is one of the same schema.
@@ -769,19 +742,14 @@ class _Compiler:
         minimum, maximum = (_count(schema, key) for key in ("minProperties", "maxProperties"))
         return self._properties(entries, further, minimum or 0, maximum, path)
 
-    def _names(self, schema: Mapping[str, Any], path: str) -> Automaton | None:
+    def _names(self, schema: Keywords, path: str) -> Automaton | None:
         if "propertyNames" not in schema:
             return None
-        found = self.value(_both({"type": "string"}, schema["propertyNames"]), f"{path}/propertyNames")
-        return intersection(found, _usual_string())
+        strings = self.value(_both({"type": "string"}, schema["propertyNames"]), f"{path}/propertyNames")
+        return intersection(strings, _usual_string())
 
     def _further(
-        self,
-        schema: Mapping[str, Any],
-        properties: Mapping[str, Any],
-        additional: Schema,
-        names: Automaton | None,
-        path: str,
+        self, schema: Keywords, properties: Iterable[str], names: Automaton | None, path: str
     ) -> list[Expression]:
         """Returns the properties that are not declared, by the patterns of their names."""
         left = _other_names(tuple(properties))
@@ -789,17 +757,17 @@ class _Compiler:
             left = intersection(left, names)
         # The names by the patterns that they match.
         cells: list[tuple[Automaton, Schema | None]] = [(left, None)]
-        for pattern, each in schema.get("patternProperties", {}).items():
+        for pattern, own in schema.get("patternProperties", {}).items():
             matching = self._string({"pattern": pattern}, f"{path}/patternProperties")
-            inside = [(intersection(key, matching), each if of is None else _both(of, each)) for key, of in cells]
+            inside = [(intersection(key, matching), own if of is None else _both(of, own)) for key, of in cells]
             cells = [(difference(key, matching), of) for key, of in cells] + inside
             cells = [cell for cell in cells if not _is_nothing(cell[0])]
-        found = []
+        entries = []
         for key, of in cells:
-            item = self.value(additional if of is None else of, f"{path}/additionalProperties")
+            item = self.value(_additional(schema) if of is None else of, f"{path}/additionalProperties")
             if not _is_nothing(item) and not _is_nothing(key):
-                found.append(self.property_of(key, item))
-        return found
+                entries.append(self.property_of(key, item))
+        return entries
 
     def _properties(
         self,
@@ -859,7 +827,7 @@ class _Compiler:
                     if not is_required:
                         edges.append((with_comma, None, place(passed + 1, written, True)))
                 else:
-                    edges += [(with_comma, each, place(passed, written + 1, False)) for each in further]
+                    edges += [(with_comma, entry, place(passed, written + 1, False)) for entry in further]
         return Network(last + 1, tuple(edges))
 
 
@@ -894,13 +862,13 @@ def _other_names(names: tuple[str, ...]) -> Automaton:
     return difference(_usual_string(), choice(*map(spelled, names))) if names else _usual_string()
 
 
-def _absent(name: str, base: Mapping[str, Any]) -> dict[str, Any]:
+def _absent(name: str, base: Keywords) -> dict[str, Any]:
     """Returns the schema of values without a property, to be merged with another one."""
     # To name it must not exclude other names where no property is declared.
     return {"properties": {name: False}} | ({} if base.get("properties") else {"additionalProperties": True})
 
 
-def _declared(schema: Mapping[str, Any]) -> list[str]:
+def _declared(schema: Keywords) -> list[str]:
     """Returns the names that a schema declares or requires, and that its objects may have."""
     names = dict.fromkeys([*schema.get("properties", {}), *required(schema)])
     return [name for name in names if _may_have(schema, name)]
@@ -913,10 +881,22 @@ def _implies(schema: Schema, other: Schema) -> bool:
     if not isinstance(schema, Mapping) or not isinstance(other, Mapping):
         return False
     types = other.get("type", list(TYPES))
-    return APPLIED & other.keys() == {"type"} and all(includes(types, each) for each in _possible_types(schema))
+    return APPLIED & other.keys() == {"type"} and all(includes(types, name) for name in _possible_types(schema))
 
 
-def _failing_strings(no: Mapping[str, Any], base: Mapping[str, Any], path: str) -> Iterable[Mapping[str, Any]]:
+def _of_both(ways: list[Schema], others: list[Schema], path: str) -> list[Schema]:
+    """Returns the schemas of the values that one of `ways` and one of `others` accept."""
+    pairs = (_both(*pair) for pair in itertools.product(ways, others))
+    return _not_too_many([way for way in pairs if way is not False], path)
+
+
+def _not_too_many(ways: list[Schema], path: str) -> list[Schema]:
+    if len(ways) > MAX_OPTIONS:
+        raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
+    return ways
+
+
+def _failing_strings(no: Keywords, base: Keywords, path: str) -> Iterable[Keywords]:
     """Yields the schemas of the strings that keywords of strings refuse."""
     if no.get("format") in {*FORMATS, *UNSUPPORTED}:
         raise UnsupportedError(f"{path}/format: not supported within not")
@@ -924,19 +904,19 @@ def _failing_strings(no: Mapping[str, Any], base: Mapping[str, Any], path: str) 
         yield {"not": part}
 
 
-def _failing_numbers(no: Mapping[str, Any], path: str) -> Iterable[Mapping[str, Any]]:
+def _failing_numbers(no: Keywords, path: str) -> Iterable[Keywords]:
     """Yields the schemas of the numbers that keywords of numbers refuse."""
     if "multipleOf" in no:
         raise UnsupportedError(f"{path}/multipleOf: not supported within not")
-    for own, opposite in (("inimum", "aximum"), ("aximum", "inimum")):
-        exclusive = no.get(f"exclusiveM{own}")
-        if f"m{own}" in no:
-            yield {f"m{opposite}" if exclusive is True else f"exclusiveM{opposite}": no[f"m{own}"]}
+    for bound, opposite in (("inimum", "aximum"), ("aximum", "inimum")):
+        exclusive = no.get(f"exclusiveM{bound}")
+        if f"m{bound}" in no:
+            yield {f"m{opposite}" if exclusive is True else f"exclusiveM{opposite}": no[f"m{bound}"]}
         if exclusive is not None and not isinstance(exclusive, bool):
             yield {f"m{opposite}": exclusive}
 
 
-def _failing_arrays(no: Mapping[str, Any], base: Mapping[str, Any], path: str) -> Iterable[Mapping[str, Any]]:
+def _failing_arrays(no: Keywords, base: Keywords, path: str) -> Iterable[Keywords]:
     """Yields the schemas of the arrays that keywords of arrays refuse."""
     if no.get("uniqueItems"):
         raise UnsupportedError(f"{path}/uniqueItems: not supported within not")
@@ -949,8 +929,8 @@ def _failing_arrays(no: Mapping[str, Any], base: Mapping[str, Any], path: str) -
     first, rest = no.get("prefixItems", []), no.get("items", True)
     if isinstance(rest, list):
         first, rest = rest, no.get("additionalItems", True)
-    for index, each in enumerate(first):
-        yield {"prefixItems": [*[True] * index, {"not": each}], "minItems": index + 1}
+    for index, item in enumerate(first):
+        yield {"prefixItems": [*[True] * index, {"not": item}], "minItems": index + 1}
     if first and not _is_true(rest):
         if no.get("maxItems") != len(first):
             raise UnsupportedError(f"{path}/items: not supported beside prefixItems within not")
@@ -961,13 +941,13 @@ def _failing_arrays(no: Mapping[str, Any], base: Mapping[str, Any], path: str) -
 def _only(value: Any) -> Schema:
     """Returns the schema of a value alone; of a list or an object by its parts."""
     if isinstance(value, list):
-        items = [{"const": each} for each in value]
+        items = [{"const": part} for part in value]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    properties = {name: {"const": each} for name, each in value.items()}
+    properties = {name: {"const": part} for name, part in value.items()}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-def _may_have(schema: Mapping[str, Any], name: str) -> bool:
+def _may_have(schema: Keywords, name: str) -> bool:
     """Whether the texts of a schema may have a property."""
     if name in schema.get("properties", {}):
         return schema["properties"][name] is not False
@@ -977,11 +957,11 @@ def _may_have(schema: Mapping[str, Any], name: str) -> bool:
     return _additional(schema) is not False
 
 
-def _additional(schema: Mapping[str, Any]) -> Schema:
+def _additional(schema: Keywords) -> Schema:
     """Returns the schema of properties that are not declared: none beside declared ones, unless it says so."""
     is_open = not schema.get("properties") and not schema.get("patternProperties")
-    found: Schema = schema.get("additionalProperties", is_open)
-    return found
+    additional: Schema = schema.get("additionalProperties", is_open)
+    return additional
 
 
 def _is_true(schema: Schema) -> bool:
@@ -1008,62 +988,44 @@ def _both(first: Schema, second: Schema) -> Schema:
     return first if _is_true(second) else {"allOf": [first, second]}
 
 
-def _without(schema: Mapping[str, Any], *keywords: str) -> dict[str, Any]:
-    return {key: each for key, each in schema.items() if key not in keywords}
+def _without(schema: Keywords, *keywords: str) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in keywords}
 
 
-def _has_objects(schema: Mapping[str, Any]) -> bool:
-    return bool({"properties", "patternProperties", "additionalProperties"} & schema.keys())
-
-
-def _has_places(schema: Mapping[str, Any]) -> bool:
-    return "prefixItems" in schema or isinstance(schema.get("items"), list)
-
-
-def _has_items(schema: Mapping[str, Any]) -> bool:
-    return bool({"items", "prefixItems", "additionalItems"} & schema.keys())
-
-
-def _is_open(schema: Mapping[str, Any]) -> bool:
-    return schema.get("additionalProperties", True) is True
-
-
-def _property(schema: Mapping[str, Any], name: str) -> Schema:
+def _property(schema: Keywords, name: str) -> Schema:
     """Returns what a schema says of a property."""
     if name in schema.get("properties", {}):
         return schema["properties"][name]
-    found: list[Schema] = [
-        each
-        for pattern, each in schema.get("patternProperties", {}).items()
+    of_patterns: list[Schema] = [
+        of_pattern
+        for pattern, of_pattern in schema.get("patternProperties", {}).items()
         if finds(pattern, name, "#/patternProperties")
     ]
-    return functools.reduce(_both, found) if found else schema.get("additionalProperties", True)
+    return functools.reduce(_both, of_patterns) if of_patterns else schema.get("additionalProperties", True)
 
 
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+def _values(schema: Keywords) -> list[Any] | None:
     """Returns the values that `enum` and `const` allow, None without either."""
     if "const" in schema:
         const = schema["const"]
-        return [const] if any(equal(const, each) for each in schema.get("enum", [const])) else []
+        return [const] if any(equal(const, value) for value in schema.get("enum", [const])) else []
     return list(schema["enum"]) if "enum" in schema else None
 
 
-def _possible_types(schema: Mapping[str, Any]) -> set[str]:
-    values = _values(schema)
-    types = {each for each in TYPES if includes(schema.get("type", list(TYPES)), each)}
+def _types(schema: Keywords) -> list[str]:
+    return [name for name in TYPES if includes(schema.get("type", list(TYPES)), name)]
+
+
+def _possible_types(schema: Keywords) -> set[str]:
+    values, types = _values(schema), set(_types(schema))
     return types if values is None else types & {type_of(value) for value in values}
 
 
-def _dumps(value: Any) -> bytes:
-    """Returns the text of a value in its usual spelling."""
-    return json.dumps(value, ensure_ascii=False).encode()
-
-
-def _count(schema: Mapping[str, Any], key: str) -> int | None:
+def _count(schema: Keywords, key: str) -> int | None:
     return int(schema[key]) if key in schema else None
 
 
-def _limit(schema: Mapping[str, Any], path: str, minimum: str, maximum: str) -> str | None:
+def _limit(schema: Keywords, path: str, minimum: str, maximum: str) -> str | None:
     """Returns the keyword of the larger of two counts with its value, None without counts.
 
     Raises:
@@ -1075,31 +1037,25 @@ def _limit(schema: Mapping[str, Any], path: str, minimum: str, maximum: str) -> 
     return key and f"{key} of {schema[key]}"
 
 
-def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound | None]:
-    """Returns the least and the greatest number of a schema."""
+def _bound(schema: Keywords, path: str, inclusive: str, exclusive: str, sign: int) -> Bound | None:
+    """Returns the tighter one of two bounds, None without them; the sign is 1 for least numbers, -1 for greatest."""
     bounds = []
-    for inclusive, exclusive, tighter in (
-        ("minimum", "exclusiveMinimum", max),
-        ("maximum", "exclusiveMaximum", min),
-    ):
-        found = []
-        for key, is_inclusive in ((inclusive, True), (exclusive, False)):
-            value = schema.get(key)
-            if value is None or isinstance(value, bool):
-                continue
-            found.append(Bound(_decimal(schema, key, path), is_inclusive and schema.get(exclusive) is not True))
-            if abs(value) >= numbers.LIMIT and (value > 0) == (tighter is max):
-                raise UnsupportedError(f"{path}/{key}: numbers have up to {numbers.MAX_WHOLE} digits, got {value}")
-        # At equal values the exclusive bound is the tighter one.
-        sign = 1 if tighter is max else -1
-        bounds.append(max(found, key=lambda bound: (sign * bound.value, not bound.inclusive)) if found else None)
-    return bounds[0], bounds[1]
+    for key in (inclusive, exclusive):
+        value = schema.get(key)
+        if value is None or isinstance(value, bool):
+            continue
+        is_inclusive = key == inclusive and schema.get(exclusive) is not True
+        bounds.append(Bound(_decimal(schema, key, path), is_inclusive))
+        if sign * value >= numbers.LIMIT:
+            raise UnsupportedError(f"{path}/{key}: numbers have up to {numbers.MAX_WHOLE} digits, got {value}")
+    # At equal values the exclusive bound is the tighter one.
+    return max(bounds, key=lambda bound: (sign * bound.value, not bound.inclusive), default=None)
 
 
-def _decimal(schema: Mapping[str, Any], key: str, path: str) -> Fraction:
+def _decimal(schema: Keywords, key: str, path: str) -> Fraction:
     """Returns the value of a number in a schema."""
     value = schema[key]
-    found = Fraction(str(value))
-    if (found * 10**numbers.MAX_PLACES).denominator > 1:
+    decimal = Fraction(str(value))
+    if (decimal * 10**numbers.MAX_PLACES).denominator > 1:
         raise UnsupportedError(f"{path}/{key}: must have up to {numbers.MAX_PLACES} decimal places, got {value}")
-    return found
+    return decimal

@@ -33,11 +33,6 @@ def without_bounds(number: int) -> np.ndarray:
     return np.tile(np.array([0, UNBOUNDED], np.int32), (number, 1))
 
 
-def leaving(state: np.ndarray) -> np.ndarray:
-    """Returns the moves that leave the loops of some states, and lead nowhere else."""
-    return state | 1 << _LEAVES
-
-
 def state_after(moves: np.ndarray) -> np.ndarray:
     """Returns the numbers of the states after moves, `DEAD` after none."""
     return np.where(moves == DEAD, DEAD, moves & STATE)

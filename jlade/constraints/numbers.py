@@ -13,7 +13,6 @@ import numpy as np
 from jlade.constraints import moves
 from jlade.constraints.automaton import (
     EMPTY,
-    NOTHING,
     Automaton,
     Expression,
     Repeat,
@@ -42,12 +41,13 @@ FRACTION = sequence(literal("."), Repeat(DIGIT, 1, None))
 EXPONENT = sequence(
     choice(literal("e"), literal("E")), optional(choice(literal("+"), literal("-"))), Repeat(DIGIT, 1, 2)
 )
-INTEGER = sequence(optional(literal("-")), LIMITED)
-NUMBER = sequence(optional(literal("-")), LIMITED, optional(FRACTION), optional(EXPONENT))
+MINUS = literal("-")
+INTEGER = sequence(optional(MINUS), LIMITED)
+NUMBER = sequence(optional(MINUS), LIMITED, optional(FRACTION), optional(EXPONENT))
 UNSIGNED = sequence(WHOLE, optional(FRACTION))
 ZERO = sequence(literal("0"), optional(sequence(literal("."), Repeat(literal("0"), 1, None))))
-NOT_POSITIVE = choice(ZERO, sequence(literal("-"), UNSIGNED))
-NOT_NEGATIVE = choice(UNSIGNED, sequence(literal("-"), ZERO))
+NOT_POSITIVE = choice(ZERO, sequence(MINUS, UNSIGNED))
+NOT_NEGATIVE = choice(UNSIGNED, sequence(MINUS, ZERO))
 
 
 class DivisorError(ValueError):
@@ -76,7 +76,7 @@ def integers(minimum: Bound | None, maximum: Bound | None, divisor: Fraction | N
         return INTEGER
     # A multiple of a fraction in its lowest terms is an integer if it is one of the numerator.
     multiple = None if divisor is None else Fraction(divisor.numerator)
-    return _limited(minimum, maximum, multiple, sequence(optional(literal("-")), WHOLE))
+    return _limited(minimum, maximum, multiple, sequence(optional(MINUS), WHOLE))
 
 
 def decimals(minimum: Bound | None, maximum: Bound | None, divisor: Fraction | None = None) -> Expression:
@@ -86,7 +86,7 @@ def decimals(minimum: Bound | None, maximum: Bound | None, divisor: Fraction | N
     """
     if minimum is None and maximum is None and divisor is None:
         return NUMBER
-    return _limited(minimum, maximum, divisor, sequence(optional(literal("-")), UNSIGNED))
+    return _limited(minimum, maximum, divisor, sequence(optional(MINUS), UNSIGNED))
 
 
 def multiples(divisor: Fraction) -> Automaton:
@@ -138,43 +138,38 @@ def _whole_digits() -> Automaton:
 
 
 def _limited(minimum: Bound | None, maximum: Bound | None, divisor: Fraction | None, form: Expression) -> Expression:
-    found = _between(minimum, maximum, form)
-    if divisor is not None:
-        found = intersection(found, multiples(divisor))
-    return counted(found, _whole_digits(), 0, MAX_WHOLE)
-
-
-def _between(minimum: Bound | None, maximum: Bound | None, form: Expression) -> Automaton:
-    found = build(form)
+    numbers = build(form)
     if minimum is not None and minimum.value > -LIMIT:
-        found = difference(found, _below(minimum)) if minimum.value <= 0 else intersection(found, _magnitude(minimum))
+        numbers = _above(numbers, minimum, EMPTY, MINUS, NOT_POSITIVE)
     if maximum is not None and maximum.value < LIMIT:
-        mirrored = Bound(-maximum.value, maximum.inclusive)
-        found = (
-            difference(found, _signed_above(maximum)) if maximum.value >= 0 else intersection(found, _negated(mirrored))
-        )
-    return found
+        numbers = _above(numbers, Bound(-maximum.value, maximum.inclusive), MINUS, EMPTY, NOT_NEGATIVE)
+    if divisor is not None:
+        numbers = intersection(numbers, multiples(divisor))
+    return counted(numbers, _whole_digits(), 0, MAX_WHOLE)
 
 
-def _negated(bound: Bound) -> Expression:
-    """Returns the negative numbers whose size is at least a bound above 0."""
-    return sequence(literal("-"), _magnitude(bound))
+def _above(
+    numbers: Automaton, minimum: Bound, sign: Expression, opposite: Expression, not_above: Expression
+) -> Automaton:
+    """Returns the numbers from a minimum on. With the signs exchanged it is the minimum of their negatives.
 
-
-def _below(bound: Bound) -> Expression:
-    """Returns the numbers below a bound of at most 0: the negative ones whose size is too large."""
-    return _negated(Bound(-bound.value, not bound.inclusive)) if bound.value or bound.inclusive else NOT_POSITIVE
-
-
-def _signed_above(bound: Bound) -> Expression:
-    """Returns the numbers above a bound of at least 0: the ones whose size is too large."""
-    return _magnitude(Bound(bound.value, not bound.inclusive)) if bound.value or bound.inclusive else NOT_NEGATIVE
+    Args:
+      numbers: all numbers.
+      minimum: the bound.
+      sign, opposite: how numbers above 0, and those below it, begin.
+      not_above: the numbers that are not above 0.
+    """
+    if minimum.value > 0:
+        return intersection(numbers, sequence(sign, _magnitude(minimum)))
+    if minimum.value or minimum.inclusive:
+        return difference(numbers, sequence(opposite, _magnitude(Bound(-minimum.value, not minimum.inclusive))))
+    return difference(numbers, not_above)
 
 
 def _magnitude(bound: Bound) -> Expression:
     """Returns the unsigned numbers that are at least, or above, a bound of at least 0."""
     whole, fraction = _digits(bound.value)
-    options = [sequence(byte_range(ord("1"), ord("9")), Repeat(DIGIT, len(whole), None), optional(FRACTION))]
+    options = [sequence(NOT_ZERO, Repeat(DIGIT, len(whole), None), optional(FRACTION))]
     for place, digit in enumerate(whole):
         if digit < "9":
             same = Repeat(DIGIT, len(whole) - place - 1, len(whole) - place - 1)
@@ -191,15 +186,11 @@ def _fraction_above(digits: str, inclusive: bool) -> Expression:
     for place, digit in enumerate(digits):
         if digit < "9":
             options.append(sequence(literal("." + digits[:place]), byte_range(ord(digit) + 1, ord("9")), DIGITS))
-    beyond = Repeat(literal("0"), 0, None), byte_range(ord("1"), ord("9")), DIGITS
-    options.append(sequence(literal("." + digits), *beyond))
+    same, zeros = literal("." + digits), Repeat(literal("0"), 0, None)
+    options.append(sequence(same, zeros, NOT_ZERO, DIGITS))
     if inclusive:
-        zeros = Repeat(literal("0"), 0, None)
-        if digits:
-            options.append(sequence(literal("." + digits), zeros))
-        else:
-            options += [EMPTY, sequence(literal("."), literal("0"), zeros)]
-    return choice(*options) if options else NOTHING
+        options += [sequence(same, zeros)] if digits else [EMPTY, sequence(same, literal("0"), zeros)]
+    return choice(*options)
 
 
 def _digits(value: Fraction) -> tuple[str, str]:

@@ -7,25 +7,25 @@ next one may have. What lies beyond them is an expression as it stands, so that 
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jlade.constraints.automaton import (
     NOTHING,
+    Choice,
     Expression,
     Network,
-    Ranges,
     Repeat,
+    Series,
     build,
     characters,
-    choice,
-    common,
+    leaves,
     minimal,
-    sequence,
-    without,
+    reached,
+    replaced,
 )
+from jlade.constraints.code_points import ALL, Ranges, common, without
 
 Spelling = Callable[[Ranges], Expression]  # of one character
-ALL = without(())
 
 
 class Characters(NamedTuple):
@@ -49,29 +49,10 @@ class Assertion(NamedTuple):
     after: Neighbor
 
 
-class Concatenation(NamedTuple):
-    """Trees one after the other."""
-
-    parts: tuple["Tree", ...]
-
-
-class Alternation(NamedTuple):
-    """One of several trees."""
-
-    options: tuple["Tree", ...]
-
-
-class Repetition(NamedTuple):
-    """A tree several times."""
-
-    part: "Tree"
-    minimum: int
-    maximum: int | None  # None for any number
-
-
-Tree = Characters | Assertion | Concatenation | Alternation | Repetition
+Tree = Any  # an `Expression` of `Series`, `Choice` and `Repeat`, whose leaves are `Characters` and `Assertion`
 ANY_NEIGHBOR = Neighbor(ALL, True)
-ANY_TEXT = Repetition(Characters(ALL), 0, None)
+ANY_CHARACTER: Tree = Characters(ALL)
+ANY_TEXT = Repeat(ANY_CHARACTER, 0, None)
 
 
 def begin(line_ends: Ranges = ()) -> Tree:
@@ -87,13 +68,18 @@ def end(line_ends: Ranges = ()) -> Tree:
 def boundary(word: Ranges) -> Tree:
     """Returns the assertion that a word begins or ends here."""
     inside, outside = Neighbor(word, False), Neighbor(without(word), True)
-    return Alternation((Assertion(inside, outside), Assertion(outside, inside)))
+    return either(Assertion(inside, outside), Assertion(outside, inside))
 
 
 def no_boundary(word: Ranges) -> Tree:
     """Returns the assertion that no word begins or ends here."""
     inside, outside = Neighbor(word, False), Neighbor(without(word), True)
-    return Alternation((Assertion(inside, inside), Assertion(outside, outside)))
+    return either(Assertion(inside, inside), Assertion(outside, outside))
+
+
+def either(first: Tree, second: Tree) -> Tree:
+    """Returns one of two trees."""
+    return Choice((first, second))
 
 
 def expression(tree: Tree, spell: Spelling = characters) -> Expression:
@@ -103,34 +89,17 @@ def expression(tree: Tree, spell: Spelling = characters) -> Expression:
       tree: its texts.
       spell: how a character of some ranges is written; in UTF-8 by default.
     """
-    assertions = {leaf for leaf in _leaves(tree) if isinstance(leaf, Assertion)}
+    assertions = set(_assertions(tree))
     return _Product(assertions, spell).network(tree) if assertions else _plain(tree, spell)
-
-
-def _leaves(tree: Tree) -> Iterator[Characters | Assertion]:
-    match tree:
-        case Concatenation(parts) | Alternation(parts):
-            for part in parts:
-                yield from _leaves(part)
-        case Repetition(part):
-            yield from _leaves(part)
-        case _:
-            yield tree
 
 
 def _plain(tree: Tree, spell: Spelling) -> Expression:
     """Returns the texts of a tree without assertions."""
-    match tree:
-        case Characters(ranges):
-            return _spelled(ranges, spell)
-        case Concatenation(parts):
-            return sequence(*(_plain(part, spell) for part in parts))
-        case Alternation(options):
-            return choice(*(_plain(option, spell) for option in options))
-        case Repetition(part, minimum, maximum):
-            return Repeat(_plain(part, spell), minimum, maximum)
-        case Assertion():
-            raise AssertionError(tree)
+    return replaced(tree, lambda leaf: _spelled(leaf.ranges, spell))
+
+
+def _assertions(tree: Tree) -> Iterator[Assertion]:
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Assertion))
 
 
 @functools.lru_cache(maxsize=256)
@@ -141,11 +110,11 @@ def _spelled(ranges: Ranges, spell: Spelling) -> Expression:
 
 def _may_be_empty(tree: Tree) -> bool:
     match tree:
-        case Concatenation(parts):
+        case Series(parts):
             return all(map(_may_be_empty, parts))
-        case Alternation(options):
+        case Choice(options):
             return any(map(_may_be_empty, options))
-        case Repetition(part, minimum):
+        case Repeat(part, minimum):
             return minimum == 0 or _may_be_empty(part)
     return False
 
@@ -155,14 +124,14 @@ def _not_empty(tree: Tree) -> Tree:
     if not _may_be_empty(tree):
         return tree
     match tree:
-        case Concatenation(parts):
-            rests = (Concatenation((_not_empty(part), *parts[i + 1 :])) for i, part in enumerate(parts))
-            return Alternation(tuple(rests))
-        case Repetition(part, _, maximum) if maximum != 0:
-            return Repetition(_not_empty(part), 1, maximum)
-        case Alternation(options):
-            return Alternation(tuple(map(_not_empty, options)))
-    return Alternation(())
+        case Series(parts):
+            rests = (Series((_not_empty(part), *parts[i + 1 :])) for i, part in enumerate(parts))
+            return Choice(tuple(rests))
+        case Repeat(part, _, maximum) if maximum != 0:
+            return Repeat(_not_empty(part), 1, maximum)
+        case Choice(options):
+            return Choice(tuple(map(_not_empty, options)))
+    return Choice(())
 
 
 class _Kind(NamedTuple):
@@ -189,15 +158,16 @@ class _Product:
     """The network of a tree: places of the tree times modes."""
 
     def __init__(self, assertions: Iterable[Assertion], spell: Spelling) -> None:
-        neighbors = {each for assertion in assertions for each in assertion}
+        neighbors = {neighbor for assertion in assertions for neighbor in assertion}
         parts = [ALL]
-        for ranges in {each.ranges for each in neighbors}:
-            parts = [part for each in parts for part in (common(each, ranges), common(each, without(ranges))) if part]
-        last = [each for each in parts if any(other.is_last and common(each, other.ranges) for other in neighbors)]
+        for ranges in {neighbor.ranges for neighbor in neighbors}:
+            sides = ranges, without(ranges)
+            parts = [common_part for part in parts for side in sides if (common_part := common(part, side))]
+        last = [part for part in parts if any(other.is_last and common(part, other.ranges) for other in neighbors)]
         self.all_kinds = frozenset(range(1 + len(parts) + len(last)))
         self.kinds = [_Kind((), self.all_kinds)]
-        self.kinds += [_Kind(each, self.all_kinds - {EDGE} if each in last else self.all_kinds) for each in parts]
-        self.kinds += [_Kind(each, frozenset([EDGE])) for each in last]
+        self.kinds += [_Kind(part, self.all_kinds - {EDGE} if part in last else self.all_kinds) for part in parts]
+        self.kinds += [_Kind(part, frozenset([EDGE])) for part in last]
         self.spell, self.size, self.edges = spell, 0, list[tuple[int, Expression | None, int]]()
 
     def network(self, tree: Tree) -> Expression:
@@ -209,15 +179,11 @@ class _Product:
         sources: dict[int, list[int]] = {}
         for source, _, target in self.edges:
             sources.setdefault(target, []).append(source)
-        kept, left = {goal}, [goal]
-        while left:
-            new = set(sources.get(left.pop(), ())) - kept
-            kept |= new
-            left += new
+        kept = {goal} | reached(sources, goal)
         if 0 not in kept:
             return NOTHING
         number = {place: index for index, place in enumerate(sorted(kept))}
-        edges = [(number[a], each, number[b]) for a, each, b in self.edges if a in kept and b in kept]
+        edges = [(number[a], move, number[b]) for a, move, b in self.edges if a in kept and b in kept]
         return Network(len(kept), tuple(edges))
 
     def place(self) -> int:
@@ -241,7 +207,7 @@ class _Product:
           places: where it begins.
           is_seen: whether an assertion after the tree looks back.
         """
-        if not any(isinstance(leaf, Assertion) for leaf in _leaves(tree)):
+        if not any(_assertions(tree)):
             if not is_seen and all(mode.after == self.all_kinds for mode in places):
                 whole = _plain(tree, self.spell)
                 return self.joined((place, whole, _Mode(UNKNOWN, self.all_kinds)) for place in places.values())
@@ -262,23 +228,24 @@ class _Product:
                     if self._fits(mode.before, before)
                     and (left := frozenset(kind for kind in mode.after if self._fits(kind, after)))
                 )
-            case Concatenation(parts):
+            case Series(parts):
                 for index, part in enumerate(parts):
-                    places = self.walk(part, places, is_seen or _looks_back(Concatenation(parts[index + 1 :])))
+                    places = self.walk(part, places, is_seen or _looks_back(Series(parts[index + 1 :])))
                 return places
-            case Alternation(options):
-                found = [self.walk(option, places, is_seen) for option in options]
-                return self.joined((place, None, mode) for each in found for mode, place in each.items())
-            case Repetition(part, minimum, maximum):
+            case Choice(options):
+                ends = [self.walk(option, places, is_seen) for option in options]
+                return self.joined((place, None, mode) for places in ends for mode, place in places.items())
+            case Repeat(part, minimum, maximum):
                 is_seen = is_seen or _looks_back(part)
                 for _ in range(minimum):
                     places = self.walk(part, places, is_seen)
                 if maximum is None:
                     return self._loop(part, places, is_seen)
-                found = [places]
+                ends = [places]
                 for _ in range(maximum - minimum):
-                    found.append(self.walk(part, found[-1], is_seen))
-                return self.joined((place, None, mode) for each in found for mode, place in each.items())
+                    ends.append(self.walk(part, ends[-1], is_seen))
+                return self.joined((place, None, mode) for places in ends for mode, place in places.items())
+        raise AssertionError(tree)
 
     def _loop(self, part: Tree, places: Places, is_seen: bool) -> Places:
         """Returns the places between the iterations of any number of a part."""
@@ -293,13 +260,13 @@ class _Product:
 
     def _kind_of(self, tree: Tree) -> int | None:
         """Returns the kind of all characters of a tree, None if there are several or they may be the last one."""
-        found = {
+        kinds = {
             kind
-            for leaf in _leaves(tree)
+            for leaf in leaves(tree)
             for kind, (ranges, _) in enumerate(self.kinds)
             if isinstance(leaf, Characters) and common(ranges, leaf.ranges)
         }
-        return found.pop() if len(found) == 1 else None
+        return kinds.pop() if len(kinds) == 1 else None
 
     def _moves_of_a_kind(self, tree: Tree, kind: int, places: Places, is_seen: bool) -> Iterator[Move]:
         """Yields the moves of a tree whose characters are of one kind."""
@@ -320,4 +287,4 @@ class _Product:
 
 
 def _looks_back(tree: Tree) -> bool:
-    return any(isinstance(leaf, Assertion) and leaf.before != ANY_NEIGHBOR for leaf in _leaves(tree))
+    return any(assertion.before != ANY_NEIGHBOR for assertion in _assertions(tree))

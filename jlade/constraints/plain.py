@@ -9,7 +9,7 @@ import numpy as np
 
 from jlade.constraints import automaton, json_schema, special
 from jlade.constraints.automaton import NOTHING, Automaton, Expression, Repeat
-from jlade.constraints.json_schema import Schema
+from jlade.constraints.json_document import Schema
 from jlade.constraints.moves import DEAD
 
 QUOTE = ord('"')
@@ -29,8 +29,8 @@ class End(NamedTuple):
     @classmethod
     def of(cls, text: str) -> "End":
         """Returns the parts of a text: its tag is the first one in XML, or else all up to a blank."""
-        found = re.fullmatch(r"(\s*)(<[^<>]*>|\S+)(.*)", text, re.DOTALL)
-        return cls("", text, "") if found is None else cls(*found.groups())
+        match = re.fullmatch(r"(\s*)(<[^<>]*>|\S+)(.*)", text, re.DOTALL)
+        return cls("", text, "") if match is None else cls(*match.groups())
 
 
 def parse(schema: Schema, end: str) -> Automaton:
@@ -54,10 +54,10 @@ def _parse(schema: str, end: str) -> Automaton:
         before = automaton.choice(before, automaton.difference(value, automaton.sequence(anything, blanks)))
     goes_on = automaton.sequence(anything, tag, special.OTHERS, anything)
     ends_once = automaton.difference(automaton.sequence(anything, tag), goes_on)
-    found = automaton.intersection(automaton.sequence(before, tag), ends_once)
-    if not found.is_final.any():
+    whole = automaton.intersection(automaton.sequence(before, tag), ends_once)
+    if not whole.is_final.any():
         raise ValueError(f"the schema accepts no value without {parts.tag!r}")
-    return automaton.build(automaton.sequence(found, rest))
+    return automaton.build(automaton.sequence(whole, rest))
 
 
 def _may_have(values: Automaton, text: bytes) -> bool:
@@ -90,8 +90,8 @@ def _strings(in_json: Automaton) -> Expression:
     after = by_byte.copy()
     for byte in ESCAPED:
         state = np.arange(len(by_byte))
-        for each in json.dumps(chr(byte))[1:-1].encode():
-            state = np.where(state == DEAD, DEAD, by_byte[state, each])
+        for escaped in json.dumps(chr(byte))[1:-1].encode():
+            state = np.where(state == DEAD, DEAD, by_byte[state, escaped])
         after[:, byte] = state
     closed = by_byte[:, QUOTE]
     return _from(after[begin], after, (closed != DEAD) & in_json.is_final[closed], begin)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jlade.constraints import automaton, json_schema, plain, special
 from jlade.constraints.automaton import Automaton, Expression, Repeat
-from jlade.constraints.json_schema import Schema
+from jlade.constraints.json_document import Schema
 
 ANYTHING = Repeat(special.OTHERS, 0, None)
 BLANKS = Repeat(automaton.choice(*map(automaton.literal, " \t\r\n")), 0, None)
@@ -68,7 +68,7 @@ def parse(spec: Tags) -> Expression:
     Raises:
       ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
     """
-    tag = automaton.choice(*(_tag(*each) for each in spec.tags))
+    tag = automaton.choice(*(_tag(*tag) for tag in spec.tags))
     parts = [_literal(spec.opening), tag]
     if spec.between is not None:
         parts.append(Repeat(automaton.sequence(_literal(spec.between), tag), 0, None))
@@ -82,7 +82,7 @@ def parse(spec: Tags) -> Expression:
     # Without thoughts nothing begins as they do. So the grammar has no second reading of what is within them.
     begun = automaton.sequence(automaton.choice(*(begin for begin, _ in begins)), ANYTHING)
     first = automaton.choice(
-        automaton.difference(other, begun), *(automaton.sequence(each, other) for each in thoughts)
+        automaton.difference(other, begun), *(automaton.sequence(thought, other) for thought in thoughts)
     )
     blocks = Repeat(automaton.sequence(block, other), 0, spec.maximum)
     return automaton.choice(automaton.sequence(first, blocks), *cut_off)
@@ -115,5 +115,5 @@ def _literal(text: str) -> Expression:
 
 def _without(*texts: str) -> Automaton:
     """Returns the automaton of what contains none of some texts."""
-    found = automaton.choice(*map(_literal, texts))
-    return automaton.difference(ANYTHING, automaton.sequence(ANYTHING, found, ANYTHING))
+    excluded = automaton.choice(*map(_literal, texts))
+    return automaton.difference(ANYTHING, automaton.sequence(ANYTHING, excluded, ANYTHING))

@@ -47,27 +47,22 @@ class Trie:
         self.lengths: np.ndarray = np.array([*map(len, token_bytes), 0])  # of the tokens, and of none
         self.levels: list[_Level] = []
         nodes: dict[bytes, int] = {b"": 0}
-        at_depth: dict[int, list[int]] = {}
-        for token, spelled in enumerate(token_bytes):
-            if spelled:
-                at_depth.setdefault(len(spelled), []).append(token)
-        deepest = max(at_depth, default=0)
         left = sorted((spelled, token) for token, spelled in enumerate(token_bytes) if spelled)
-        for depth in range(1, deepest + 1):
-            found: dict[bytes, int] = {}
+        for depth in range(1, max(self.lengths) + 1):
+            here: dict[bytes, int] = {}
             parents, last, ending, ends = [], [], [], []
             for spelled, token in left:
                 prefix = spelled[:depth]
-                if prefix not in found:
-                    found[prefix] = len(found)
+                if prefix not in here:
+                    here[prefix] = len(here)
                     parents.append(nodes[prefix[:-1]])
                     last.append(prefix[-1])
                 if len(spelled) == depth:
                     ending.append(token)
-                    ends.append(found[prefix])
-            left = [each for each in left if len(each[0]) > depth]
-            nodes = found
-            arrays = (np.array(each, np.int32) for each in (parents, last, ending, ends))
+                    ends.append(here[prefix])
+            left = [pair for pair in left if len(pair[0]) > depth]
+            nodes = here
+            arrays = (np.array(numbers, np.int32) for numbers in (parents, last, ending, ends))
             self.levels.append(_Level(*arrays))
 
     def may_count(self, automaton: Automaton, eos_ids: Sequence[int]) -> bool:
@@ -94,7 +89,7 @@ def _longer(
       automaton: of the states.
     """
     by_class, bounds = automaton.moves.T, automaton.bounds
-    found, places = list[_Function](), np.full(is_asked.shape, -1)
+    different, places = list[_Function](), np.full(is_asked.shape, -1)
     known: dict[tuple[bytes, bytes], int] = {}
     for number, function in enumerate(functions):
         classes = np.flatnonzero(is_asked[number])
@@ -107,10 +102,10 @@ def _longer(
         is_allowed = moves != DEAD
         for row in np.flatnonzero(is_allowed.any(axis=1)).tolist():
             longer = _Function(function.before[is_allowed[row]], moves[row, is_allowed[row]])
-            place = places[number, classes[row]] = known.setdefault(longer.key(), len(found))
-            if place == len(found):
-                found.append(longer)
-    return found, places
+            place = places[number, classes[row]] = known.setdefault(longer.key(), len(different))
+            if place == len(different):
+                different.append(longer)
+    return different, places
 
 
 def _likely(automaton: Automaton, first_tokens: Callable[[Sequence[bytes]], Sequence[int]], trie: Trie) -> np.ndarray:
@@ -118,10 +113,10 @@ def _likely(automaton: Automaton, first_tokens: Callable[[Sequence[bytes]], Sequ
     texts, num_certain = automaton.likely(LIKELY)
     (states,) = np.nonzero(texts[:, 0] >= 0)
     spelled = [bytes(text[text >= 0].tolist()) for text in texts[states]]
-    found = np.array(first_tokens(spelled), np.int64)
-    is_certain = num_certain[states] >= trie.lengths[found]
+    tokens = np.array(first_tokens(spelled), np.int64)
+    is_certain = num_certain[states] >= trie.lengths[tokens]
     likely = np.full(len(texts), -1, np.int32)
-    likely[states] = np.where(is_certain | (found < 0), found, -2 - found)
+    likely[states] = np.where(is_certain | (tokens < 0), tokens, -2 - tokens)
     return likely
 
 
@@ -164,7 +159,7 @@ class Table:
         ends = final
         if automaton.bounds is not None:  # the end of a text leaves a loop, as its count may be too low for that
             in_loop = automaton.bounds[final, 1] != moves_lib.UNBOUNDED
-            ends = np.where(in_loop, moves_lib.leaving(final), final)
+            ends = np.where(in_loop, moves_lib.move(final, leaves=True), final)
         functions = [_Function(states[:0], states[:0]), _Function(final, ends)]  # of the classes
         known: dict[tuple[bytes, bytes], int] = {}  # without the first two: a token may act as an end does
         class_of_token: np.ndarray = np.zeros(vocab_size, np.int32)
@@ -181,16 +176,16 @@ class Table:
             is_chosen = (level.tokens < vocab_size) & ~np.isin(level.tokens, eos_ids)
             used = of_node[level.node[is_chosen]]
             numbers = np.full(len(above) + 1, NEVER)
-            for each in np.unique(used[used >= 0]).tolist():
-                numbers[each] = known.setdefault(above[each].key(), len(functions))
-                if numbers[each] == len(functions):
-                    functions.append(above[each])
+            for index in np.unique(used[used >= 0]).tolist():
+                numbers[index] = known.setdefault(above[index].key(), len(functions))
+                if numbers[index] == len(functions):
+                    functions.append(above[index])
             class_of_token[level.tokens[is_chosen]] = numbers[used]
             if not above:
                 break
         class_of_token[list(eos_ids)] = END
-        before, moved = (np.concatenate(each) for each in zip(*functions, strict=True))
-        classes = np.repeat(np.arange(len(functions)), [len(each.before) for each in functions])
+        before, moved = (np.concatenate(arrays) for arrays in zip(*functions, strict=True))
+        classes = np.repeat(np.arange(len(functions)), [len(function.before) for function in functions])
         moves = np.full((num_states, len(functions)), DEAD, np.int32)
         moves[before, classes] = moved
         likely = _likely(automaton, first_tokens, trie)

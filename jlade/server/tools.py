@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jlade.constraints import plain
 from jlade.constraints.grammar import Grammar
-from jlade.constraints.json_schema import APPLIED, Schema
+from jlade.constraints.json_document import APPLIED, Schema
 from jlade.constraints.tags import Field, Tags
 from jlade.server import fields
 from jlade.server.fields import Body, RequestError

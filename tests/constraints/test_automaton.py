@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jlade.constraints import automaton, regex
+from jlade.constraints.code_points import ALL, LAST_CODE_POINT
 
 PATTERNS = [
     "abc|abd*",
@@ -80,14 +81,14 @@ def test_accepts_what_re_matches(pattern, data):
 
 def characters(pattern, minimum, maximum):
     """The texts that a pattern matches, with a number of characters."""
-    meter = automaton.meter(automaton.characters(automaton.without(())))
+    meter = automaton.meter(automaton.characters(ALL))
     return automaton.counted(regex.parse(pattern), meter, minimum, maximum)
 
 
 @pytest.mark.parametrize(("pattern", "minimum", "maximum"), LENGTHS)
 def test_characters_are_counted(pattern, minimum, maximum):
     """The automaton is that of the product with a repetition, and each of its texts can be completed at any count."""
-    character = automaton.characters(automaton.without(()))
+    character = automaton.characters(ALL)
     expected = automaton.intersection(regex.parse(pattern), automaton.Repeat(character, minimum, maximum))
     found = characters(pattern, minimum, maximum)
     both = [automaton.build(found), expected]
@@ -143,7 +144,7 @@ def test_the_largest_length():
 
 
 @settings(max_examples=100)
-@given(st.integers(0, automaton.LAST_CODE_POINT), st.integers(0, automaton.LAST_CODE_POINT), CHARACTER)
+@given(st.integers(0, LAST_CODE_POINT), st.integers(0, LAST_CODE_POINT), CHARACTER)
 def test_a_range_of_characters_is_spelled_in_utf_8(first, last, character):
     first, last = min(first, last), max(first, last)
     found = automaton.build(automaton.characters(((first, last),)))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jlade.constraints import automaton, json_schema
-from jlade.constraints.moves import DEAD
+from jlade.constraints.json_document import UnsupportedError
 from tests.stress import schemas
 
 # Schemas, each with instances that it should accept and refuse.
@@ -237,7 +237,7 @@ def test_instances(schema, right, wrong):
 def test_texts_are_valid(schema, right, wrong, data):
     found = automaton.build(json_schema.parse(schema))
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-    value = json.loads(walked(found, data.draw(st.randoms(use_true_random=False))))
+    value = json.loads(schemas.walked(found, data.draw(st.randoms(use_true_random=False))))
     assert validator.is_valid(value), value
 
 
@@ -274,7 +274,7 @@ def test_formats_of_pydantic(kind, right, wrong):
         with pytest.raises(ValueError, match="validation error"):
             judge.validate_python(text)
     rng = random.Random(0)
-    for text in [*(f'"{text}"' for text in right), *(walked(found, rng) for _ in range(20))]:
+    for text in [*(f'"{text}"' for text in right), *(schemas.walked(found, rng) for _ in range(20))]:
         judge.validate_json(text)
 
 
@@ -284,37 +284,6 @@ def test_escaped_surrogates_come_in_pairs(codes):
     text = "".join(['"', *(f"\\u{code}" for code in codes), '"'])
     is_text = not any("\ud800" <= character <= "\udfff" for character in json.loads(text))
     assert automaton.build(json_schema.parse({"type": "string"})).accepts(text.encode()) == is_text
-
-
-def walked(found, random):
-    """A text of random bytes that the automaton allows, which turns to the nearest end after a while."""
-    distance, text, state = distances(found), bytearray(), 0
-    bytes_of = {}
-    for byte in (*range(32, 127), 9, 10, *range(128, 256)):
-        bytes_of.setdefault(int(found.class_of_byte[byte]), []).append(byte)
-    while not (found.is_final[state] and (len(text) > 40 or random.random() < 0.3)):
-        choices = [each for each in bytes_of if found.next_state[state, each] != DEAD]
-        if len(text) > 40:
-            choices = sorted(choices, key=lambda each: distance[found.next_state[state, each]])[:1]
-        if not choices:
-            break
-        chosen = random.choice(choices)
-        text.append(random.choice(bytes_of[chosen]))
-        state = found.next_state[state, chosen]
-    return bytes(text).decode()
-
-
-def distances(found):
-    """The number of bytes from each state to an end."""
-    distance = [0 if is_final else 10**6 for is_final in found.is_final]
-    while True:
-        nearer = [
-            min([here, *(1 + distance[target] for target in row if target != DEAD)])
-            for here, row in zip(distance, found.next_state.tolist(), strict=True)
-        ]
-        if nearer == distance:
-            return distance
-        distance = nearer
 
 
 @pytest.mark.parametrize(
@@ -340,7 +309,7 @@ def distances(found):
     ],
 )  # fmt: skip
 def test_what_a_table_cannot_hold_is_refused(schema, message):
-    with pytest.raises(json_schema.UnsupportedError, match=re.escape(message)):
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
         json_schema.parse(schema)
 
 

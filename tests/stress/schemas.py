@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Optional
 import jsonschema  # type: ignore[import-untyped]
 
 from jlade.constraints import automaton, json_schema
-from jlade.constraints.json_keywords import KINDS, REFUSED
+from jlade.constraints.json_document import KINDS, REFUSED, UnsupportedError
 from jlade.constraints.moves import DEAD
 
 KEYWORDS = [*KINDS, *REFUSED, "const", "title", "$defs", "definitions"]
@@ -92,7 +92,7 @@ def outcome(schema: Any, rng: random.Random, walks: int = 5) -> str:
     except ValueError as error:
         if "#" not in str(error) and "accepts no value" not in str(error):
             raise AssertionError("the error has no path") from error
-        return "refused" if isinstance(error, json_schema.UnsupportedError) else "wrong"
+        return "refused" if isinstance(error, UnsupportedError) else "wrong"
     kind = jsonschema.Draft202012Validator  # which takes formats for annotations
     if isinstance(schema, dict) and isinstance(schema.get("$schema"), str):
         kind = jsonschema.validators.validator_for(schema, kind)
