@@ -16,7 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.server import items, known, unsupported
+from jlade.server import items, known_fields
 from jlade.server.fields import RequestError
 from jlade.server.item_events import ItemsWriter
 from jlade.server.items import Store
@@ -233,7 +233,7 @@ def test_instructions_are_joined_with_a_system_item_where_the_template_takes_one
 
 
 def test_unknown_fields_of_items_are_said_with_their_paths(monkeypatch, caplog):
-    monkeypatch.setattr(known, "_said", set())
+    monkeypatch.setattr(known_fields, "_said", set())
     given = [{"role": "user", "content": "a", "name": "n"}, CALL | {"args": 1}, OUTPUT | {"result": 1}]
     harmless = {"client_metadata": {"a": "b"}, "reasoning": {"summary": "auto"}, "metadata": {"c": "d"}}
     body = {"input": given, "text": {"fromat": {}}, "stream_options": {"include_usage": True}} | harmless
@@ -502,5 +502,5 @@ def test_too_many_tokens():
 def test_each_field_of_openai_is_known():
     of_openai = set(typing.get_type_hints(of_responses.ResponseCreateParamsStreaming))
     assert {"input", "conversation"} < of_openai
-    assert of_openai <= items.PASSED | items.READ | items.UNSUPPORTED.keys() | unsupported.HARMLESS
+    assert of_openai <= items.PASSED | items.READ | items.UNSUPPORTED.keys() | known_fields.HARMLESS
     assert not (items.PASSED | items.READ) & items.UNSUPPORTED.keys()

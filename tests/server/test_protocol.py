@@ -32,7 +32,7 @@ from jlade.generation import chat_template
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.tokenizer_files import load_tokenizer
-from jlade.server import fields, items, known, protocol, tokens, unsupported
+from jlade.server import fields, items, known_fields, protocol, token_ids
 from jlade.server.fields import RequestError
 from jlade.server.protocol import BodyReader
 from tests.server import json_chat
@@ -234,7 +234,7 @@ def test_a_salt_divides_what_was_read():
         chat(**body),
         completion(**body),
         items.read(READER, items.Store(), {"input": "ab"} | body),
-        tokens.read(READER, {"token_ids": [1]} | body),
+        token_ids.read(READER, {"token_ids": [1]} | body),
     ):
         assert asked.options["prefix_key"] == "s"
     assert "prefix_key" not in chat(cache_salt=None).options
@@ -263,16 +263,16 @@ def test_each_field_of_openai_and_vllm_is_known():
     }
     assert {"messages", "prompt", "reasoning_effort", "suffix"} < fields_of_openai
     read = protocol.OF_CHAT | protocol.OF_COMPLETION
-    refused = unsupported.OF_CHATS.keys() | unsupported.OF_COMPLETIONS.keys()
-    assert not refused & unsupported.HARMLESS
-    assert not read - {"echo"} & (refused | unsupported.HARMLESS)
-    assert fields_of_openai | OF_VLLM <= read | refused | unsupported.HARMLESS
+    refused = known_fields.UNSUPPORTED_IN_CHATS.keys() | known_fields.UNSUPPORTED_IN_COMPLETIONS.keys()
+    assert not refused & known_fields.HARMLESS
+    assert not read - {"echo"} & (refused | known_fields.HARMLESS)
+    assert fields_of_openai | OF_VLLM <= read | refused | known_fields.HARMLESS
 
 
 @pytest.fixture
 def said(monkeypatch, caplog):
     """Returns the names of the fields that the log says."""
-    monkeypatch.setattr(known, "_said", set())
+    monkeypatch.setattr(known_fields, "_said", set())
     caplog.set_level(logging.WARNING)
     parts = ("the field ", " of a request is not known and not read")
 
@@ -346,18 +346,18 @@ def unknown_of(hint, fields_known, path=""):
 def test_each_field_within_a_field_of_openai_is_known():
     of_chat = typing.get_type_hints(of_chats.CompletionCreateParamsStreaming)
     of_response = typing.get_type_hints(of_responses.ResponseCreateParamsStreaming)
-    for name in known.OF_CHAT.keys() - {"jlade"}:
-        assert list(unknown_of(of_chat[name], known.OF_CHAT[name])) == []
+    for name in known_fields.WITHIN_CHAT.keys() - {"jlade"}:
+        assert list(unknown_of(of_chat[name], known_fields.WITHIN_CHAT[name])) == []
     # Of tools and items those that are no function are refused by their types.
     of_response |= {"tools": FunctionToolParam, "tool_choice": ToolChoiceAllowedParam | ToolChoiceFunctionParam}
-    for name in known.OF_RESPONSE:
-        assert list(unknown_of(of_response[name], known.OF_RESPONSE[name])) == []
+    for name in known_fields.WITHIN_RESPONSE:
+        assert list(unknown_of(of_response[name], known_fields.WITHIN_RESPONSE[name])) == []
     for kind, hint in (
         ("message", of_items.Message | ResponseOutputMessageParam | EasyInputMessageParam),
         ("function_call", ResponseFunctionToolCallParam),
         ("function_call_output", of_items.FunctionCallOutput),
     ):
-        assert list(unknown_of(hint, known.ITEMS[kind])) == []
+        assert list(unknown_of(hint, known_fields.ITEMS[kind])) == []
     assert "content.text" in unknown_of(of_chat["messages"], {"content": {}})
 
 

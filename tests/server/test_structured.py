@@ -18,9 +18,9 @@ from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentValueError
 from jlade.server import calls, items, structured, tools
+from jlade.server.call_formats import Form
 from jlade.server.calls import CallReader
 from jlade.server.fields import RequestError
-from jlade.server.forms import Form
 from jlade.server.responses import Writer, one_piece
 from jlade.server.tools import Tool, Tools
 from tests.server import json_chat

@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from jlade import SamplingConfig
-from jlade.server import tokens
+from jlade.server import token_ids
 from jlade.server.fields import RequestError
 from tests.server.conftest import READER
 from tests.server.test_app import error_of, events
@@ -225,7 +225,7 @@ def test_prompt_and_token_ids_continue_a_text(served, path):
 )
 def test_wrong_bodies(body, param, message):
     with pytest.raises(RequestError, match=message) as error:
-        tokens.read(READER, body)
+        token_ids.read(READER, body)
     assert error.value.body["error"]["param"] == param
 
 
@@ -240,6 +240,6 @@ def test_wrong_ids_of_a_chat(served):
 
 
 def test_a_text_without_a_limit_takes_what_fits():
-    asked = tokens.read(READER, {"token_ids": PROMPT, "sampling_params": {"min_tokens": 20}})
+    asked = token_ids.read(READER, {"token_ids": PROMPT, "sampling_params": {"min_tokens": 20}})
     assert asked.max_new_tokens(PROMPT, 64) == 64 - len(PROMPT)
     assert asked.prompts == [PROMPT]

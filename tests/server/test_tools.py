@@ -12,8 +12,8 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.constraints.special import MARK, special
 from jlade.server import calls, tools
+from jlade.server.call_formats import Fields, Form
 from jlade.server.calls import CallReader
-from jlade.server.forms import Fields, Form
 from tests.server import json_chat
 from tests.server.conftest import running
 
