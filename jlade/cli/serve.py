@@ -14,7 +14,7 @@ from jlade.cli import limits
 from jlade.cli import options as options_lib
 from jlade.errors import check_int
 from jlade.mesh import DATA
-from jlade.server import model
+from jlade.server import served_model
 
 if TYPE_CHECKING:
     from jlade.server.keeping import Keeper
@@ -143,7 +143,7 @@ def _start(
 
     say(f"{_name(options)} is being loaded, to serve it at {url}")
     params, tokenizer = options_lib.load(options)
-    engine, reader = model.make(
+    engine, reader = served_model.make(
         params,
         tokenizer,
         options_lib.find(options),
@@ -181,12 +181,11 @@ def _check(options: argparse.Namespace) -> None:
             f"--max-sequences must be a multiple of {groups}, the size of data in --mesh, got {options.max_sequences}"
         )
     options.batch_size = options.max_sequences
-    if options.drafts is not None and not limits.read(options).given(options_lib.lookahead(options)).remember:
+    if options.drafts is not None and not limits.read(options).of_engine(options_lib.lookahead(options))["remember"]:
         raise ValueError("--drafts needs answers to keep: --remember above 0, and a lookahead with a tree")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to {2**16 - 1}, got {options.port}")
-    check_int("--max-grammar", options.max_grammar, 0)
-    for name in ("remember", "max_prediction", "max_top_logprobs"):
+    for name in ("max_grammar", "remember", "max_prediction", "max_top_logprobs"):
         if getattr(options, name) is not None:
             check_int(f"--{name.replace('_', '-')}", getattr(options, name), 0)
     if not options.timeout > 0:
@@ -202,6 +201,6 @@ def _name(options: argparse.Namespace) -> str:
 def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
     """Returns the sampling that the checkpoint recommends, after a word on what is ignored."""
     place = options.model or options_lib.DEMO
-    if (ignored := model.ignored(place, options.revision)) is not None:
+    if (ignored := served_model.ignored(place, options.revision)) is not None:
         print(f"jlade serve: {ignored}", file=sys.stderr, flush=True)
     return jlade.load_sampling(place, revision=options.revision)

@@ -23,16 +23,15 @@ from jlade.engine.engine import Engine
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
-from jlade.server import choices as choices_lib
-from jlade.server import fields, guard, items, page, responses, tokens
-from jlade.server.choices import Choices
+from jlade.server import fields, guard, items, page, responses, token_ids
+from jlade.server.choices import Choices, key
 from jlade.server.fields import Body, RequestError
 from jlade.server.guard import Guard, JsonResponse
 from jlade.server.item_events import ItemsWriter
 from jlade.server.metrics import Metrics
 from jlade.server.protocol import BodyReader, CompletionT
 from jlade.server.responses import Writer
-from jlade.server.tokens import TokensWriter
+from jlade.server.token_ids import TokensWriter
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
@@ -78,7 +77,7 @@ class Service:
             ("POST", "/v1/responses", complete(functools.partial(items.read, reader, self._store), ItemsWriter)),
             ("GET", "/v1/responses/{name}", self._show_response),
             ("DELETE", "/v1/responses/{name}", self._remove_response),
-            ("POST", "/inference/v1/generate", complete(functools.partial(tokens.read, reader), TokensWriter)),
+            ("POST", "/inference/v1/generate", complete(functools.partial(token_ids.read, reader), TokensWriter)),
             ("GET", "/v1/models", self._list_models),
             ("GET", "/v1/models/{model:path}", self._show_model),
             ("POST", "/tokenize", self._tokenize),
@@ -96,7 +95,7 @@ class Service:
 
     def compile(self) -> Iterator[int]:
         """Returns what `Engine.compile` does; the first programs are those of a request that gives no controls."""
-        choices_lib.key(0, 1)
+        key(0, 1)
         if (template := self.reader.chat_template) is not None:
             # It starts the process that renders, which takes a second. What the template makes of this is not needed.
             self._threads[0].submit(template.render, [{"role": "user", "content": ""}])
@@ -127,8 +126,8 @@ class Service:
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
         options = {"prefix_key": ""} | completion.options
-        own = {name: guard.compartment(request.scope, options[name]) for name in KEYS & options.keys()}
-        completion = dataclasses.replace(completion, options=options | own)
+        of_client = {name: guard.compartment(request.scope, options[name]) for name in KEYS & options.keys()}
+        completion = dataclasses.replace(completion, options=options | of_client)
         writer = writing(completion, self._model, self.reader.tokenizer, guard.request_id(request.scope))
         choices = Choices(self.engine, completion, self._metrics, self._seconds)
         self._active.add(choices)

@@ -4,15 +4,15 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from jlade.constraints import plain
 from jlade.constraints.automaton import Automaton
 from jlade.constraints.grammar import MAX_BREAKS, Grammar
 from jlade.constraints.special import MARK
 from jlade.constraints.tags import Field
+from jlade.server.call_formats import Form
 from jlade.server.fields import Body
-from jlade.server.forms import Form
 from jlade.server.protocol import Completion
 from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools, fields_of
@@ -41,26 +41,12 @@ class Arguments(NamedTuple):
 Part = Content | Called | Arguments
 
 
-class PartReader(Protocol):
-    """Reads an answer in pieces."""
-
-    def feed(self, text: str, last: bool = False) -> Iterator[Part]:
-        """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
-
-
 class Taken(NamedTuple):
     """The next part of a call's arguments."""
 
     length: int  # of the text that it takes
     arguments: str
     is_last: bool = False
-
-
-class _Reader(Protocol):
-    """Reads the arguments of one call."""
-
-    def take(self, held: str) -> Taken | None:
-        """Returns the part with which a text begins, None if more text decides."""
 
 
 class AnswerReader:
@@ -78,9 +64,9 @@ class AnswerReader:
         """Takes a piece of the text and yields that of the answer."""
         self._held += text
         if not self._has_ended:
-            _, found, rest = self._held.partition(self._end)
-            self._has_ended = bool(found)
-            self._held = rest if found else self._held[1 - len(self._end) :]
+            _, end, rest = self._held.partition(self._end)
+            self._has_ended = bool(end)
+            self._held = rest if end else self._held[1 - len(self._end) :]
         if self._has_ended and not self._has_begun:
             answer = re.sub(rf"\n{{0,{MAX_BREAKS}}}", "", self._held, count=1)
             # Until the answer begins, line breaks may follow.
@@ -109,7 +95,7 @@ class CallReader:
         )
         self._closing = form.closing.lstrip(WHITESPACE)
         self._held = ""
-        self._arguments: _Reader = _JsonReader()
+        self._arguments: _JsonReader | _FieldReader = _JsonReader()
         self._thoughts = thoughts
         self._read: Callable[[bool], Part | None] = self._read_beginning
 
@@ -156,9 +142,9 @@ class CallReader:
     def _read_content(self, last: bool) -> Part | None:
         if (call := self._begin_call(self._first)) is not None:
             return call
-        places = [place for begin in self._first if (place := self._held.find(begin)) >= 0]
-        end = min(places, default=len(self._held))
-        if not places and not last:
+        starts = [start for begin in self._first if (start := self._held.find(begin)) >= 0]
+        end = min(starts, default=len(self._held))
+        if not starts and not last:
             end -= _begun(self._held, self._first)
         # What begins a call and is cut off is no content where a special token begins it.
         return Content(self._take(end).partition(MARK)[0]) if end else None
@@ -191,7 +177,8 @@ class _JsonReader:
         self._depth, self._is_string, self._is_escaped = 0, False, False
 
     def take(self, held: str) -> Taken | None:
-        for place, character in enumerate(held):
+        """Returns the part with which a text begins, None if more text decides."""
+        for i, character in enumerate(held):
             if self._is_escaped:
                 self._is_escaped = False
             elif self._is_string:
@@ -201,7 +188,7 @@ class _JsonReader:
             elif character in "{}":
                 self._depth += 1 if character == "{" else -1
                 if self._depth == 0:
-                    return Taken(place + 1, held[: place + 1], is_last=True)
+                    return Taken(i + 1, held[: i + 1], is_last=True)
         return Taken(len(held), held)
 
 
@@ -218,6 +205,7 @@ class _FieldReader:
         self._before = "{"  # the next name
 
     def take(self, held: str) -> Taken | None:
+        """Returns the part with which a text begins, None if more text decides."""
         return self._read(held)
 
     def _read_begin(self, held: str) -> Taken | None:
@@ -262,10 +250,10 @@ def _value(held: str, end: plain.End) -> tuple[str, int]:
 def _begun(text: str, begins: Iterable[str]) -> int:
     """Returns the length of the longest suffix of a text that is the beginning of one of `begins`."""
     longest = min(len(text), max(map(len, begins)))
-    return next((n for n in range(longest, 0, -1) if any(each.startswith(text[-n:]) for each in begins)), 0)
+    return next((n for n in range(longest, 0, -1) if any(begin.startswith(text[-n:]) for begin in begins)), 0)
 
 
-def reader(completion: Completion) -> PartReader | None:
+def reader(completion: Completion) -> CallReader | AnswerReader | None:
     """Returns the reader of an answer; None for one whose text is its content."""
     if completion.tools is not None:
         return CallReader(*completion.tools, completion.thoughts)

@@ -15,7 +15,7 @@ from jlade.errors import ArgumentError
 from jlade.generation import prompts
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.server.fields import RequestError
-from jlade.server.metrics import Metrics
+from jlade.server.metrics import Metrics, Watch
 from jlade.server.protocol import Completion
 
 log = logging.getLogger(__name__)
@@ -112,21 +112,20 @@ class Choices:
 
     async def results(self) -> list[Generation]:
         """Returns the results of all choices, or raises as `pieces` does."""
-        found = {index: piece.generation async for index, piece in self.pieces() if piece.generation is not None}
-        return [found[index] for index in range(len(self._requests))]
+        results = {index: piece.generation async for index, piece in self.pieces() if piece.generation is not None}
+        return [results[index] for index in range(len(self._requests))]
 
     async def _follow(self, index: int, arrived: Arrived) -> None:
         """Hands on the pieces of a choice, and then None or its error."""
         request, prompt = self._requests[index], self._completion.prompts[index // self._completion.n]
         try:
-            with self._metrics.watch(self._completion, prompt, request) as watch:
+            with Watch(self._metrics, self._completion, prompt, request) as watch:
                 async for piece in request:
                     watch.add(piece)
                     reason = None if piece.generation is None else piece.generation.finish_reason[0]
-                    if reason in FAILURES:
-                        arrived.put_nowait((index, piece))
-                        raise failed(reason)
                     arrived.put_nowait((index, piece))
+                    if reason in FAILURES:
+                        raise failed(reason)
                 if not watch.ended:
                     raise RequestError("the request was cancelled: the server is shutting down", status=503)
             arrived.put_nowait(None)

@@ -1,4 +1,7 @@
-"""Bodies in JSON. Each field is read with its type and range, and refused in OpenAI's form."""
+"""Bodies in JSON. Each field is read with its type and range, and refused in OpenAI's form.
+
+All code of this package that reads bodies raises a `RequestError` that names the field, its value and what is accepted.
+"""
 
 import contextlib
 import gc
@@ -31,15 +34,11 @@ class RequestError(Exception):
 def to_json(body: Body) -> str:
     """Returns a body in JSON: one line, whatever divides lines for the client."""
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def parse(data: bytes, name: str = "the body") -> Body:
-    """Returns the object of a body in JSON; errors call it `name`.
-
-    Raises:
-      RequestError: it is not a JSON object.
-    """
+    """Returns the object of a body in JSON; errors call it `name`."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
@@ -126,8 +125,8 @@ def text(name: str, value: Any) -> str:
 
 def content(name: str, content: Any) -> str:
     """Returns a text that is given whole or in parts."""
-    found = parts(name, content)
-    return found if isinstance(found, str) else "".join(part["text"] for part in found)
+    texts = parts(name, content)
+    return texts if isinstance(texts, str) else "".join(part["text"] for part in texts)
 
 
 def parts(name: str, content: Any) -> str | list[Body]:

@@ -63,12 +63,12 @@ class Guard:
                 status=403,
             )
         if self._keys and scope["path"] not in OPEN:
-            kind, _, given = headers.get("authorization", "").partition(" ")
+            kind, _, token = headers.get("authorization", "").partition(" ")
             # All keys are compared, each in the same time.
-            same = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
+            same = [hmac.compare_digest(token.strip().encode("latin-1"), key) for key in self._keys]
             if kind.lower() != "bearer" or not any(same):
                 raise RequestError("the API key is missing or wrong", "Authorization", "invalid_api_key", status=401)
-            scope.setdefault("state", {})["api_key"] = given.strip()
+            scope.setdefault("state", {})["api_key"] = token.strip()
         if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             # Another type comes from a form of a foreign page, without the browser asking this server.
             raise RequestError(f"the content type must be {JSON}", "Content-Type", status=415)
@@ -83,17 +83,17 @@ def keys(text: str, source: str) -> list[str]:
     Raises:
       ValueError: there is no key in a line of its own, or one that a header cannot have.
     """
-    found = [line.strip() for line in text.splitlines() if line.strip()]
-    if not found or not all(key.isascii() and key.isprintable() and " " not in key for key in found):
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or not all(line.isascii() and line.isprintable() and " " not in line for line in lines):
         raise ValueError(f"{source} must hold a key of printable ASCII characters in each line")
-    return found
+    return lines
 
 
 def request_id(scope: Scope) -> str:
     """Returns the id of a request: the client's, if it is short and printable, else a new one."""
-    given = Headers(scope=scope).get(ID, "")
-    is_usable = 0 < len(given) <= MAX_ID_LENGTH and given.isascii() and given.isprintable()
-    made: str = scope.setdefault("state", {}).setdefault("request_id", given if is_usable else uuid.uuid4().hex)
+    sent = Headers(scope=scope).get(ID, "")
+    is_usable = 0 < len(sent) <= MAX_ID_LENGTH and sent.isascii() and sent.isprintable()
+    made: str = scope.setdefault("state", {}).setdefault("request_id", sent if is_usable else uuid.uuid4().hex)
     return made
 
 

@@ -16,16 +16,13 @@ from jlade.server.responses import Writer, one_piece
 
 
 class ItemsWriter(Writer):
-    """Writes the response to a body of `/v1/responses`, whole or in events.
+    """Writes the response to a body of `/v1/responses`, whole or in events. The response has an id of its own."""
 
-    Args:
-      completion: what the body asks for.
-      model, tokenizer, request_id: see `Writer`; the response has an id of its own.
-    """
+    _completion: ItemsCompletion
 
     def __init__(self, completion: ItemsCompletion, model: str, tokenizer: Tokenizer, request_id: str):
         super().__init__(completion, model, tokenizer, request_id)
-        self._asked_items, self._num_events = completion, 0
+        self._num_events = 0
         self._output: list[Body] = []
         self._is_open = False  # whether the last item is
         self._entries: list[Body] = []  # of log-probabilities, whose text has not come
@@ -94,8 +91,8 @@ class ItemsWriter(Writer):
             },
         }
         event = self._of_response(f"response.{self._response['status']}")
-        if self._asked_items.store is not None:
-            self._asked_items.store.add(self._asked_items.items, event["response"])
+        if self._completion.store is not None:
+            self._completion.store.add(self._completion.items, event["response"])
         return [event]
 
     def failed(self, error: RequestError) -> list[Body]:
@@ -137,7 +134,7 @@ class ItemsWriter(Writer):
     def _open(self, item: Body) -> Iterator[Body]:
         self._output.append(item | {"status": "in_progress"})
         self._is_open = True
-        yield self._of_place("response.output_item.added")
+        yield self._of_whole_item("response.output_item.added")
 
     def _close(self, status: str = "completed") -> Iterator[Body]:
         """Yields the events that end the last item, if it has not ended."""
@@ -154,13 +151,13 @@ class ItemsWriter(Writer):
             call = {"name": item["name"], "arguments": item["arguments"]}
             yield self._of_item("response.function_call_arguments.done", **call)
         item["status"] = status
-        yield self._of_place("response.output_item.done")
+        yield self._of_whole_item("response.output_item.done")
 
     def _of_item(self, kind: str, **values: Any) -> Body:
         """Returns an event within the last item."""
         return self._event(kind, item_id=self._output[-1]["id"], output_index=len(self._output) - 1, **values)
 
-    def _of_place(self, kind: str) -> Body:
+    def _of_whole_item(self, kind: str) -> Body:
         """Returns an event of the last item as a whole."""
         return self._event(kind, output_index=len(self._output) - 1, item=self._output[-1])
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jlade.config import CONTROLS
-from jlade.server import fields, known, protocol, structured, unsupported
-from jlade.server import shown as shown_lib
+from jlade.server import fields, known_fields, protocol, response_fields, structured
 from jlade.server import tools as tools_lib
 from jlade.server.fields import Body, RequestError
+from jlade.server.known_fields import Unsupported
 from jlade.server.protocol import OF_ENGINE, BodyReader, Completion
-from jlade.server.shown import ResponseFields
+from jlade.server.response_fields import ResponseFields
 
 MAX_BYTES = 64 * 2**20  # of stored responses, in JSON
 LOGPROBS = "message.output_text.logprobs"
@@ -35,7 +35,7 @@ READ = {
     "reasoning", "safety_identifier", "store", "stream_options", "text", "tool_choice", "tools", "top_logprobs",
     "truncation",
 }  # fmt: skip
-UNSUPPORTED = unsupported.UNSUPPORTED | {
+UNSUPPORTED = known_fields.UNSUPPORTED | {
     "access_programs": (),
     "background": (False,),
     "background_options": (),
@@ -50,13 +50,13 @@ UNSUPPORTED = unsupported.UNSUPPORTED | {
     "n": (1,),
     "prompt": (),
     "response_format": ({"type": "text"},),
-    **dict.fromkeys(shown_lib.FIELDS, (False,)),
+    **dict.fromkeys(response_fields.FIELDS, (False,)),
 }
-OF_REASONING: dict[str, tuple[Any, ...]] = {"context": ("auto",), "effort": (), "mode": ("standard",)}
-WITHIN: known.Known = {**known.OF_RESPONSE, "prediction": known.OF_BOTH["prediction"]}
+OF_REASONING: Unsupported = {"context": ("auto",), "effort": (), "mode": ("standard",)}
+WITHIN: known_fields.Known = {**known_fields.WITHIN_RESPONSE, "prediction": known_fields.WITHIN_BOTH["prediction"]}
 # Of items of calls and their outputs, and of functions.
-OF_CALLS: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
-OF_TOOLS: dict[str, tuple[Any, ...]] = {"allowed_callers": (["direct"],), "async": (False,), "defer_loading": (False,)}
+OF_CALLS: Unsupported = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
+OF_TOOLS: Unsupported = {"allowed_callers": (["direct"],), "async": (False,), "defer_loading": (False,)}
 
 
 class Turn(NamedTuple):
@@ -120,18 +120,8 @@ class ItemsCompletion(Completion):
 
 
 def read(reader: BodyReader, store: Store, body: Body) -> ItemsCompletion:
-    """Reads a body of `/v1/responses`.
-
-    Args:
-      reader: of the chat that it becomes.
-      store: of earlier responses.
-      body: the body.
-
-    Raises:
-      RequestError: names the field, its value and what is accepted.
-    """
-    unsupported.refuse(body, UNSUPPORTED)
-    known.say_others(body, PASSED | READ | UNSUPPORTED.keys(), WITHIN)
+    """Reads a body of `/v1/responses`, which becomes a chat for `reader`; `store` has the earlier responses."""
+    known_fields.check(body, PASSED | READ, UNSUPPORTED, WITHIN)
     earlier = _earlier(body, store)
     items = earlier + _input(body.get("input"))
     instructions = body.get("instructions")
@@ -139,8 +129,8 @@ def read(reader: BodyReader, store: Store, body: Body) -> ItemsCompletion:
     if instructions is not None:
         messages.insert(0, {"role": "system", "content": fields.text("instructions", instructions)})
     text, reasoning = fields.nested(body, "text"), fields.nested(body, "reasoning")
-    unsupported.refuse(text, {"verbosity": ("medium",)}, "text.")
-    unsupported.refuse(reasoning, OF_REASONING, "reasoning.")
+    known_fields.refuse(text, {"verbosity": ("medium",)}, "text.")
+    known_fields.refuse(reasoning, OF_REASONING, "reasoning.")
     if (truncation := body.get("truncation")) is not None and truncation not in TRUNCATION:
         raise fields.refused("truncation", truncation, f"one of {', '.join(TRUNCATION)}")
     fields.nested(body, "stream_options")
@@ -215,9 +205,9 @@ def _messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
     calls: set[str] = set()
     for i, item in enumerate(items, start=-num_earlier):
         name = f"input[{i}]"
-        if isinstance(kind := item["type"], str) and kind in known.ITEMS:
-            known.say_unknown(item, known.ITEMS[kind], name, "input")
-            unsupported.refuse(item, OF_CALLS, f"{name}.")
+        if isinstance(kind := item["type"], str) and kind in known_fields.ITEMS:
+            known_fields.say_unknown(item, known_fields.ITEMS[kind], name, "input")
+            known_fields.refuse(item, OF_CALLS, f"{name}.")
         match kind:
             case "message":
                 messages.append(_message(name, item))
@@ -280,7 +270,7 @@ def _tools(tools: Any) -> list[Body] | None:
     for i, tool in enumerate(tools):
         match tool:
             case {"type": "function", "name": str(name)} if tools_lib.NAME.fullmatch(name):
-                unsupported.refuse(tool, OF_TOOLS, f"tools[{i}].")
+                known_fields.refuse(tool, OF_TOOLS, f"tools[{i}].")
                 function = {key: value for key, value in tool.items() if key != "type" and value is not None}
                 of_chat.append({"type": "function", "function": function})
             case _:
@@ -320,8 +310,8 @@ def _shown_choice(choice: Any) -> Any:
 
 def _shown(body: Body, max_top: int) -> ResponseFields:
     """Returns the facts that a body asks for: log-probabilities, with at most so many alternatives."""
-    include, top = body.get("include") or [], shown_lib.alternatives(body, "top_logprobs", max_top)
-    if not isinstance(include, list) or not all(isinstance(each, str) and each in INCLUDED for each in include):
+    include, top = body.get("include") or [], response_fields.alternatives(body, "top_logprobs", max_top)
+    if not isinstance(include, list) or not all(isinstance(name, str) and name in INCLUDED for name in include):
         raise fields.refused("include", include, f"a list of {' and '.join(sorted(INCLUDED))}")
     return ResponseFields(top=top or 0) if LOGPROBS in include or top else ResponseFields()
 

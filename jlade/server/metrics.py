@@ -1,7 +1,8 @@
 """Metrics in Prometheus's format, with the names of vLLM's, so that its dashboards show them."""
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -17,12 +18,21 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 PER_STEP = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 LABELS = ("model_name", "engine")
 
-GAUGES = {
-    "vllm:num_requests_running": "Requests that have rows.",
-    "vllm:num_requests_waiting": "Requests that wait for a row.",
-    "jlade:remembered_texts": "Earlier texts whose answers may be drafts.",
-    "jlade:remembered_bytes": "Bytes of host memory that these take.",
-    "vllm:kv_cache_usage_perc": "Share of the pages, or of rows without pages, that requests hold; 1 is all.",
+GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
+    "vllm:num_requests_running": ("Requests that have rows.", lambda engine: engine.num_running),
+    "vllm:num_requests_waiting": ("Requests that wait for a row.", lambda engine: engine.num_waiting),
+    "jlade:remembered_texts": (
+        "Earlier texts whose answers may be drafts.",
+        lambda engine: len(engine.remembered),
+    ),
+    "jlade:remembered_bytes": (
+        "Bytes of host memory that these take.",
+        lambda engine: engine.remembered.num_bytes,
+    ),
+    "vllm:kv_cache_usage_perc": (
+        "Share of the pages, or of rows without pages, that requests hold; 1 is all.",
+        lambda engine: engine.cache_usage,
+    ),
 }
 COUNTERS = {
     "vllm:prompt_tokens": "Tokens of prompts.",
@@ -62,15 +72,9 @@ class Metrics:
     def __init__(self, engine: Engine, model: str):
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
-        gauges = {name: Gauge(name, text, LABELS, registry=self._registry) for name, text in GAUGES.items()}
-        for name, value in {
-            "vllm:num_requests_running": lambda: engine.num_running,
-            "vllm:num_requests_waiting": lambda: engine.num_waiting,
-            "jlade:remembered_texts": lambda: len(engine.remembered),
-            "jlade:remembered_bytes": lambda: engine.remembered.num_bytes,
-            "vllm:kv_cache_usage_perc": lambda: engine.cache_usage,
-        }.items():
-            gauges[name].labels(**self._labels).set_function(value)
+        for name, (text, value) in GAUGES.items():
+            gauge = Gauge(name, text, LABELS, registry=self._registry)
+            gauge.labels(**self._labels).set_function(functools.partial(value, engine))
         self._counters = {
             name: Counter(name, text, LABELS, registry=self._registry).labels(**self._labels)
             for name, text in COUNTERS.items()
@@ -94,10 +98,6 @@ class Metrics:
     def text(self) -> bytes:
         """Returns all values in the text format."""
         return generate_latest(self._registry)
-
-    def watch(self, completion: Completion, prompt: Sequence[int], request: Request) -> "Watch":
-        """Returns the context in which the pieces of a request arrive."""
-        return Watch(self, completion, prompt, request)
 
     def count(self, name: str, number: float = 1) -> None:
         """Adds to a counter."""

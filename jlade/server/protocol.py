@@ -14,13 +14,11 @@ from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.request import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import fields, known, structured, tools, unsupported
-from jlade.server import shown as shown_lib
-from jlade.server import thoughts as thoughts_lib
+from jlade.server import fields, known_fields, response_fields, structured, thoughts, tools
+from jlade.server.call_formats import Form
 from jlade.server.fields import Body, RequestError
-from jlade.server.forms import Form
-from jlade.server.shown import ResponseFields
-from jlade.server.thoughts import Thoughts, end_of_begun
+from jlade.server.response_fields import ResponseFields
+from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools
 
 MAX_CHOICES = 128  # of a body, by default
@@ -32,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's 
 OF_BOTH = {
     "cache_salt", "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n",
     "prediction", "prompt_cache_key", "remember", "seed", "speculative", "stop", "stop_token_ids", "stream",
-    "stream_options", *CONTROLS, *structured.FIELDS, *shown_lib.FIELDS,
+    "stream_options", *CONTROLS, *structured.FIELDS, *response_fields.FIELDS,
 }  # fmt: skip
 OF_CHAT = OF_BOTH | {
     "input_ids", "max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs",
@@ -50,46 +48,47 @@ PASSED = {"name", "tool_call_id", *THOUGHTS}
 OF_ENGINE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_ids": "stop_token_ids"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
     """The completions that a body asks for: n choices for each prompt.
 
     Attributes:
       prompts: token ids.
-      options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
-      grammar: that a field asks for, None for any text.
+      field: that the prompts were read from.
+      n: choices for each prompt.
+      limit: most new tokens; None for as many as fit.
+      shown: the facts of tokens that the response shows.
+      echo: the texts of the prompts if the response is to repeat them, else empty.
       tools: that an answer may use, None for none, and the form of their calls.
       thoughts: with which an answer may begin.
+      grammar: that a field asks for, None for any text.
       after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
-      limit: most new tokens; None for as many as fit.
+      options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
       seed: None for a text that differs each time.
       include_usage: whether a stream ends with the numbers of tokens.
       continuous_usage: whether its other chunks have them too, up to there.
-      echo: the texts of the prompts if the response is to repeat them, else empty.
       num_predicted: tokens of the prediction, 0 without one.
       steps: whether the response shows the text of each step.
-      shown: the facts of tokens that the response shows.
-      field: that the prompts were read from.
     """
 
     is_chat: bool
     prompts: list[list[int]]
-    options: dict[str, Any]
-    grammar: structured.GrammarField | None
-    tools: tuple[Form, Tools] | None
-    thoughts: Thoughts
-    after: str | None
-    limit: int | None
-    seed: int | None
-    n: int
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    echo: list[str]
-    num_predicted: int
-    steps: bool
-    shown: ResponseFields
     field: str
+    n: int
+    limit: int | None
+    shown: ResponseFields
+    echo: Sequence[str] = ()
+    tools: tuple[Form, Tools] | None = None
+    thoughts: Thoughts = ()
+    grammar: structured.GrammarField | None = None
+    after: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    num_predicted: int = 0
+    steps: bool = False
     names: ClassVar[dict[str, str]] = OF_ENGINE  # of arguments of the engine, in bodies
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
@@ -149,16 +148,11 @@ class BodyReader:
     max_choices: int = MAX_CHOICES
 
     def chat(self, body: Body) -> Completion:
-        """Reads a body of `/v1/chat/completions`.
-
-        Raises:
-          RequestError: names the field, its value and what is accepted.
-        """
-        unsupported.refuse(body, unsupported.OF_CHATS)
-        known.say_others(body, OF_CHAT | unsupported.OF_CHATS.keys(), known.OF_CHAT)
+        """Reads a body of `/v1/chat/completions`."""
+        known_fields.check(body, OF_CHAT, known_fields.UNSUPPORTED_IN_CHATS, known_fields.WITHIN_CHAT)
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        most = self.max_top_logprobs
-        logprobs, top = fields.boolean(body, "logprobs"), shown_lib.alternatives(body, "top_logprobs", most)
+        max_top = self.max_top_logprobs
+        logprobs, top = fields.boolean(body, "logprobs"), response_fields.alternatives(body, "top_logprobs", max_top)
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
         chosen = tools.read(body)
@@ -168,7 +162,7 @@ class BodyReader:
             chosen,
             structured.read(body),
             limit=fields.integer(body, limit, None, 1),
-            shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
+            shown=response_fields.read(body, (top or 0) if logprobs else None, max_top),
             field="messages",
         )
 
@@ -185,38 +179,24 @@ class BodyReader:
     ) -> Completion:
         """Reads the fields of a body that do not depend on how it gives a conversation.
 
-        Args:
-          body: of a chat, or one with some of its fields.
-          prompt: token ids of the conversation.
-          chosen: the tools that the answer may use.
-          grammar: of the answer.
-          limit, shown, field: see `Completion`.
-
-        Raises:
-          RequestError: as `chat` does.
+        The body may be that of another endpoint that has some fields of a chat.
         """
-        return self._read(
-            body,
+        completion = Completion(
             is_chat=True,
-            tools=None if chosen is None else (self._form, chosen),
-            grammar=grammar,
-            thoughts=thoughts_lib.of(self.tokenizer, prompt),
             prompts=[prompt],
-            n=self._num_choices(body, 1),
+            field=field,
             limit=limit,
             shown=shown,
-            echo=[],
-            field=field,
+            tools=None if chosen is None else (self._form, chosen),
+            thoughts=thoughts.of(self.tokenizer, prompt),
+            grammar=grammar,
+            n=self._num_choices(body, 1),
         )
+        return self._with_options(completion, body)
 
     def completion(self, body: Body) -> Completion:
-        """Reads a body of `/v1/completions`.
-
-        Raises:
-          RequestError: as `chat` does.
-        """
-        unsupported.refuse(body, unsupported.OF_COMPLETIONS)
-        known.say_others(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys(), known.OF_BOTH)
+        """Reads a body of `/v1/completions`."""
+        known_fields.check(body, OF_COMPLETION, known_fields.UNSUPPORTED_IN_COMPLETIONS, known_fields.WITHIN_BOTH)
         prompts, is_list = _prompts(body.get("prompt"))
         return self.of_prompts(
             body, {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}, field="prompt"
@@ -225,46 +205,33 @@ class BodyReader:
     def of_prompts(
         self, body: Body, prompts: dict[str, Any], *, field: str, default_limit: int | None = DEFAULT_MAX_TOKENS
     ) -> Completion:
-        """Reads the fields of a completion but its prompts.
-
-        Args:
-          body: of a completion.
-          prompts: texts or token ids by their names in errors.
-          field: see `Completion`.
-          default_limit: most new tokens if the body states no limit.
-
-        Raises:
-          RequestError: as `chat` does.
-        """
+        """Reads the fields of a completion but its prompts, which are texts or token ids by their names in errors."""
         is_echoed = fields.boolean(body, "echo")
         if isinstance(logprobs := body.get("logprobs"), bool):  # as in a chat
             body = body | {"logprobs": 1 if logprobs else None}
-        top = shown_lib.alternatives(body, "logprobs", self.max_logprobs)
+        top = response_fields.alternatives(body, "logprobs", self.max_logprobs)
         if is_echoed and top is not None and body.get("stream"):
             raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
         n = self._num_choices(body, len(prompts))
         for name, prompt in prompts.items():
-            self._check_length(name, prompt, self._least)
-        return self._read(
-            body,
+            self._check_length(name, prompt, self._min_tokens)
+        completion = Completion(
             is_chat=False,
-            tools=None,
             grammar=structured.read(body),
-            thoughts=(),
             prompts=[self._encode(name, prompt) for name, prompt in prompts.items()],
+            field=field,
             n=n,
             limit=fields.integer(body, "max_tokens", default_limit, 1),
-            shown=shown_lib.read(body, top, self.max_logprobs),
-            echo=[self._text(prompt) for prompt in prompts.values()] if is_echoed else [],
-            field=field,
+            shown=response_fields.read(body, top, self.max_logprobs),
+            echo=[
+                prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
+                for prompt in (prompts.values() if is_echoed else ())
+            ],
         )
+        return self._with_options(completion, body)
 
     def with_grammar(self, completion: CompletionT) -> CompletionT:
-        """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept.
-
-        Raises:
-          RequestError: the grammar is wrong, not supported or too large.
-        """
+        """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept."""
         if completion.grammar is None:
             return completion
         grammar = completion.grammar.grammar()
@@ -277,13 +244,9 @@ class BodyReader:
         return dataclasses.replace(completion, options=completion.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:
-        """Reads a body of `/tokenize`, and returns the token ids.
-
-        Raises:
-          RequestError: as `chat` does.
-        """
-        unsupported.refuse(body, unsupported.OF_TOKENIZE)
-        known.say_others(body, OF_TOKENIZE | unsupported.OF_TOKENIZE.keys(), {"messages": known.MESSAGE})
+        """Reads a body of `/tokenize`, and returns the token ids."""
+        within = {"messages": known_fields.MESSAGE}
+        known_fields.check(body, OF_TOKENIZE, known_fields.UNSUPPORTED_IN_TOKENIZE, within)
         if "messages" in body:
             return self.conversation(
                 "messages",
@@ -292,36 +255,32 @@ class BodyReader:
                 add_special_tokens=fields.boolean(body, "add_special_tokens"),
             )
         prompt = fields.text("prompt", body.get("prompt"))
-        self._check_length("prompt", prompt, self._least)
+        self._check_length("prompt", prompt, self._min_tokens)
         return self._encode("prompt", prompt, fields.boolean(body, "add_special_tokens", default=True))
 
     def text(self, body: Body) -> str:
-        """Reads a body of `/detokenize`, and returns the text with the names of special tokens.
-
-        Raises:
-          RequestError: as `chat` does.
-        """
-        known.say_others(body, OF_DETOKENIZE, {})
+        """Reads a body of `/detokenize`, and returns the text with the names of special tokens."""
+        known_fields.check(body, OF_DETOKENIZE, {}, {})
         return text_lib.decode_with_special(self.tokenizer, self.token_ids("tokens", body.get("tokens")))
 
     @functools.cached_property
-    def _least(self) -> LeastTokens:
+    def _min_tokens(self) -> LeastTokens:
         return LeastTokens(self.tokenizer)
 
     @functools.cached_property
-    def _least_of_chats(self) -> LeastTokens:
+    def _min_tokens_of_chats(self) -> LeastTokens:
         assert self.chat_template is not None
         return LeastTokens(self.chat_template.tokenizer)
 
-    def _check_length(self, name: str, prompt: Any, least_tokens: LeastTokens) -> None:
+    def _check_length(self, name: str, prompt: Any, min_tokens: LeastTokens) -> None:
         """Raises a RequestError for token ids that are too many, and a text that has too many by its length."""
         if not isinstance(prompt, str | list) or len(prompt) <= self.capacity:
             return
         if isinstance(prompt, list):
             raise fields.too_long(name, f"{len(prompt)} tokens", self.capacity)
-        least = least_tokens(prompt)
-        if least > self.capacity:
-            amount = f"{len(prompt)} characters and therefore at least {least} tokens"
+        num_tokens = min_tokens(prompt)
+        if num_tokens > self.capacity:
+            amount = f"{len(prompt)} characters and therefore at least {num_tokens} tokens"
             raise fields.too_long(name, amount, self.capacity)
 
     @functools.cached_property
@@ -341,7 +300,7 @@ class BodyReader:
             return self.conversation("messages", _messages(body.get("messages")), chosen)
         if ids == []:
             raise fields.refused("input_ids", ids, "at least one token")
-        self._check_length("input_ids", ids, self._least)
+        self._check_length("input_ids", ids, self._min_tokens)
         return self.token_ids("input_ids", ids)
 
     def conversation(
@@ -352,17 +311,13 @@ class BodyReader:
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """Returns the token ids of messages, which errors call `field`.
-
-        Raises:
-          RequestError: they are too long, or the model has no template for them.
-        """
+        """Returns the token ids of messages, which errors call `field`."""
         if self.chat_template is None:
             raise RequestError("the model has no chat template; use `/v1/completions`", field)
         given_tools = None if chosen is None else chosen.given
         try:
             rendered = self.chat_template.render(messages, add_generation_prompt, tools=given_tools)
-            self._check_length(field, rendered, self._least_of_chats)
+            self._check_length(field, rendered, self._min_tokens_of_chats)
             ids = self.chat_template.encode(rendered, add_special_tokens)
         except ValueError as error:
             raise RequestError(str(error), field) from error
@@ -381,30 +336,15 @@ class BodyReader:
             raise fields.refused(name, prompt, "at least one token")
         return self.token_ids(name, prompt)
 
-    def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
-
-    def _read(
-        self,
-        body: Body,
-        *,
-        is_chat: bool,
-        tools: tuple[Form, Tools] | None,
-        grammar: structured.GrammarField | None,
-        thoughts: Thoughts,
-        prompts: list[list[int]],
-        n: int,
-        limit: int | None,
-        shown: ResponseFields,
-        echo: list[str],
-        field: str,
-    ) -> Completion:
+    def _with_options(self, completion: Completion, body: Body) -> Completion:
+        """Returns a completion with the fields of a body that do not depend on how it gives its prompts."""
+        limit, grammar, after = completion.limit, completion.grammar, None
         options: dict[str, Any] = {
             "sampling": _sampling(body, self.sampling, self.vocab_size),
             "eos_ids": self._eos_ids(body),
             "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
-            **shown.options(bool(echo)),
+            **completion.shown.options(bool(completion.echo)),
             **_shares(body),
         }
         prediction = self._prediction(body.get("prediction"))
@@ -413,38 +353,30 @@ class BodyReader:
         stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
-        after = None
-        if (grammar is not None or tools is not None) and not options["eos_ids"]:
+        if (grammar is not None or completion.tools is not None) and not options["eos_ids"]:
             asking = "tools" if grammar is None else grammar.field
             name = "ignore_eos" if fields.boolean(body, "ignore_eos") else "stop_token_ids"
             accepted = f"left out beside {asking}" if name == "ignore_eos" else f"given beside {asking}"
             raise fields.refused(name, body.get(name), f"{accepted}, whose texts need a token that ends them")
-        if tools is not None:
-            form, chosen = tools
+        if completion.tools is not None:
+            form, chosen = completion.tools
             if grammar is not None:
                 raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-            grammar = structured.GrammarField("tools", functools.partial(chosen.grammar, form, thoughts))
-        elif grammar is not None and (after := end_of_begun(thoughts)) is not None:
+            make = functools.partial(chosen.grammar, form, completion.thoughts)
+            grammar = structured.GrammarField("tools", make)
+        elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
             grammar = grammar.after(after)
-        return Completion(
-            is_chat=is_chat,
-            prompts=prompts,
-            options=options,
+        return dataclasses.replace(
+            completion,
             grammar=grammar,
-            tools=tools,
-            thoughts=thoughts,
             after=after,
-            limit=limit,
+            options=options,
             seed=_seed(body),
-            n=n,
             stream=stream,
             include_usage=fields.boolean(stream_options, "include_usage", "stream_options"),
             continuous_usage=fields.boolean(stream_options, "continuous_usage_stats", "stream_options"),
-            echo=echo,
             num_predicted=len(prediction),
             steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),
-            shown=shown,
-            field=field,
         )
 
     def _num_choices(self, body: Body, num_prompts: int) -> int:
@@ -463,14 +395,13 @@ class BodyReader:
         if not isinstance(prediction, dict) or prediction.get("type") != "content":
             raise fields.refused("prediction", prediction, '{"type": "content", "content": ...}')
         text = fields.content("prediction.content", prediction.get("content"))
-        most = self.max_prediction
-        if not most:
+        if not self.max_prediction:
             return []
-        if len(text) <= most or self._least(text) <= most:
+        if len(text) <= self.max_prediction or self._min_tokens(text) <= self.max_prediction:
             ids = text_lib.encode(self.tokenizer, text, add_special_tokens=False)
-            if len(ids) <= most:
+            if len(ids) <= self.max_prediction:
                 return ids
-        raise fields.refused("prediction", text, f"a text of at most {most} tokens")
+        raise fields.refused("prediction", text, f"a text of at most {self.max_prediction} tokens")
 
     def token_ids(self, name: str, ids: Any) -> list[int]:
         accepted = f"a list of token ids from 0 to {self.vocab_size - 1}"
@@ -510,7 +441,7 @@ def _messages(messages: Any) -> list[Message]:
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise fields.refused(f"{name}.role", role, f"one of {', '.join(ROLES)}")
-        unsupported.refuse(message, unsupported.OF_MESSAGES, f"{name}.")
+        known_fields.refuse(message, known_fields.UNSUPPORTED_IN_MESSAGES, f"{name}.")
         content, calls = message.get("content"), message.get("tool_calls")
         if role == "assistant" and content is None:
             content = ""
@@ -518,9 +449,9 @@ def _messages(messages: Any) -> list[Message]:
         for key, value in message.items():
             if key in PASSED and value is not None:
                 read[key] = fields.text(f"{name}.{key}", value)
-        thoughts = [read.pop(key) for key in THOUGHTS if key in read]
-        if thoughts:
-            read[THOUGHTS[0]] = thoughts[0]
+        written = [read.pop(key) for key in THOUGHTS if key in read]
+        if written:
+            read[THOUGHTS[0]] = written[0]
         if calls:
             read["tool_calls"] = tools.read_calls(f"{name}.tool_calls", calls)
         result.append(read)
@@ -531,9 +462,6 @@ def _sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingC
     """Returns the controls of a body, and those of `default` that it does not give.
 
     The bias of `default` comes on top of that of the body.
-
-    Raises:
-      RequestError: names the field, its value and what is accepted.
     """
     controls: dict[str, Any] = {}
     for name, control in CONTROLS.items():

@@ -76,17 +76,17 @@ def parse(name: str, text: str, first: int = 1) -> list[Record]:
       ValueError: names the file, when it is empty.
     """
     lines = enumerate(text.split("\n"), start=first)
-    found = [Record(f"{name}:{number}", line) for number, line in lines if line.strip()]
-    if not found:
+    records = [Record(f"{name}:{number}", line) for number, line in lines if line.strip()]
+    if not records:
         raise ValueError(f"{name} is empty; it must hold a record in each line")
-    return found
+    return records
 
 
 class CustomIds:
     """The custom_ids of a job. Who joins results by them needs one record for each."""
 
     def __init__(self) -> None:
-        self._places: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
 
     def add(self, record: Record) -> None:
         """Adds the custom_id of a record, if it has one.
@@ -97,9 +97,9 @@ class CustomIds:
         if not record.is_of_batch:
             return
         name = record.values["custom_id"]
-        place = self._places.setdefault(name, record.source)
-        if place != record.source:
-            raise DuplicateError(f"{record.source}: custom_id {name!r} is that of {place}, too; it must be unique")
+        source = self._sources.setdefault(name, record.source)
+        if source != record.source:
+            raise DuplicateError(f"{record.source}: custom_id {name!r} is that of {source}, too; it must be unique")
 
 
 class RecordReader:
@@ -190,7 +190,7 @@ class RecordReader:
 
     def _of_batch(self, record: Record) -> Body:
         """Returns the body of a record in OpenAI's batch form."""
-        name, method, url = (record.values.get(each) for each in ("custom_id", "method", "url"))
+        name, method, url = (record.values.get(field) for field in ("custom_id", "method", "url"))
         if not isinstance(name, str):
             raise fields.refused("custom_id", name, "a string")
         body = fields.nested(record.values, "body")
@@ -221,9 +221,9 @@ def together(options: Sequence[Keywords]) -> Keywords:
     """Returns the options of several prompts, one for each, as arguments of `jlade.generate`; each has a key."""
     if not options:
         return {}
-    found = {name: [each[name] for each in options] for name in options[0]}
-    keys = np.stack([jax.random.key_data(key) for key in found["key"]])
-    return found | {"key": jax.random.wrap_key_data(jnp.asarray(keys))}
+    joined = {name: [of_prompt[name] for of_prompt in options] for name in options[0]}
+    keys = np.stack([jax.random.key_data(key) for key in joined["key"]])
+    return joined | {"key": jax.random.wrap_key_data(jnp.asarray(keys))}
 
 
 def result(
@@ -279,10 +279,10 @@ def _answer(completion: Completion, generation: Generation, request: Keywords) -
 def is_line_of(identity: Body, line: bytes) -> bool:
     """Returns whether a line is the result with this identity."""
     try:
-        found = json.loads(line)
+        result = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and identity.items() <= found.items()
+    return isinstance(result, dict) and identity.items() <= result.items()
 
 
 def _response(record: Record, completion: Completion, generation: Generation, request: Keywords) -> Body:

@@ -143,10 +143,11 @@ class Writer:
         if num_cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
         if self._completion.num_predicted:
-            accepted = [int(each.statistics.contributed["prediction"][0]) for each in generations]
+            accepted = [int(one.statistics.contributed["prediction"][0]) for one in generations]
+            rejected = [max(0, self._completion.num_predicted - number) for number in accepted]
             usage["completion_tokens_details"] = {
                 "accepted_prediction_tokens": sum(accepted),
-                "rejected_prediction_tokens": sum(max(0, self._completion.num_predicted - each) for each in accepted),
+                "rejected_prediction_tokens": sum(rejected),
             }
         return usage
 
@@ -197,12 +198,12 @@ class _Choice:
 
     def message(self, text: str) -> Body:
         """Returns the message of a whole answer."""
-        content, found = (text, []) if self._reader is None else gather(self._reader.feed(text, last=True))
-        self._num_calls = len(found)
+        content, functions = (text, []) if self._reader is None else gather(self._reader.feed(text, last=True))
+        self._num_calls = len(functions)
         message: Body = {"role": "assistant", "content": content, "refusal": None}
-        if not found:
+        if not functions:
             return message
-        return message | {"content": content or None, "tool_calls": [_call(function) for function in found]}
+        return message | {"content": content or None, "tool_calls": [_call(function) for function in functions]}
 
     def parts(self, text: str, is_last: bool) -> list[Part]:
         """Returns the contents and the parts of calls in the text of a piece."""
@@ -262,7 +263,7 @@ class _Choice:
         return of_tokens | {"text_offset": list(itertools.accumulate(lengths[:-1], initial=0))}
 
     def _scored(self, tokens: Any, logprobs: Any, top_tokens: Any, top_logprobs: Any) -> list[Body]:
-        entries = [self._named(*each) | {"top_logprobs": []} for each in zip(tokens, logprobs, strict=False)]
+        entries = [self._named(*pair) | {"top_logprobs": []} for pair in zip(tokens, logprobs, strict=False)]
         if top_tokens is not None and self._shown.top:
             for entry, *row in zip(entries, top_tokens, top_logprobs, strict=False):
                 pairs = zip(*(values[: self._shown.top] for values in row), strict=True)
@@ -301,12 +302,14 @@ class _Choice:
             number = self._shown.of_prompt
             pairs = zip(top_tokens[:number].tolist(), top[:number], strict=True)
             ranked = {other: (of_other, rank) for rank, (other, of_other) in enumerate(pairs, start=1)}
-            scored = {token: (logprob, None)} | ranked
-            yield {str(scored_token): self._ranked_one(scored_token, *scored[scored_token]) for scored_token in scored}
-
-    def _ranked_one(self, token: int, logprob: float, rank: int | None) -> Body:
-        name = text_lib.token_name(self._tokenizer, token)
-        return {"logprob": max(float(logprob), MIN_LOGPROB), "rank": rank, "decoded_token": name}
+            yield {
+                str(scored): {
+                    "logprob": max(float(of_scored), MIN_LOGPROB),
+                    "rank": rank,
+                    "decoded_token": text_lib.token_name(self._tokenizer, scored),
+                }
+                for scored, (of_scored, rank) in ({token: (logprob, None)} | ranked).items()
+            }
 
     def steps(self, piece: Piece) -> list[Body]:
         """Returns the steps of a piece: the tokens that each accepted, and the text that it made certain."""
@@ -330,7 +333,7 @@ def _of_completion(entries: list[Body]) -> Body:
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
         "top_logprobs": [
-            {each["token"]: each["logprob"] for each in (*entry["top_logprobs"], entry)} for entry in entries
+            {scored["token"]: scored["logprob"] for scored in (*entry["top_logprobs"], entry)} for entry in entries
         ],
     }
 

@@ -1,6 +1,7 @@
 """Fields that ask for a text of a grammar: OpenAI's `response_format`, and those of vLLM, SGLang and llama.cpp."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -8,8 +9,9 @@ from typing import Any, NamedTuple
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentError
-from jlade.server import fields, unsupported
+from jlade.server import fields, known_fields
 from jlade.server.fields import Body, RequestError
+from jlade.server.known_fields import Unsupported
 
 Make = Callable[[], Grammar]
 
@@ -21,11 +23,7 @@ class GrammarField(NamedTuple):
     make: Make
 
     def grammar(self) -> Grammar:
-        """Returns the grammar.
-
-        Raises:
-          RequestError: it is wrong, or asks for what is not supported.
-        """
+        """Returns the grammar."""
         with self.errors():
             return self.make()
 
@@ -45,15 +43,7 @@ class GrammarField(NamedTuple):
 
 
 def read(body: Body, text_format: GrammarField | None = None) -> GrammarField | None:
-    """Returns the grammar that a body asks for, None if it asks for none.
-
-    Args:
-      body: with any of `FIELDS`.
-      text_format: what another field asks for; see `of_text_format`.
-
-    Raises:
-      RequestError: a field is wrong, or several ask for a grammar.
-    """
+    """Returns the grammar that `FIELDS` of a body or `text_format`, see `of_text_format`, ask for; None for none."""
     grammars = [] if text_format is None else [text_format]
     grammars += [grammar for name, of_field in FIELDS.items() if (grammar := _field(body, name, of_field)) is not None]
     if len(grammars) > 1:
@@ -69,34 +59,27 @@ def _field(body: Body, name: str, of_field: Callable[[str, Any], Make | None]) -
 
 
 def _schema(name: str, schema: Any) -> Make:
-    if isinstance(schema, str):
-        text = schema
-    elif isinstance(schema, dict | bool):
-        text = json.dumps(schema)
-    else:
+    if not isinstance(schema, str | dict | bool):
         raise fields.refused(name, schema, "a JSON schema")
-    return lambda: Grammar.json_schema(text)
+    return functools.partial(Grammar.json_schema, schema if isinstance(schema, str) else json.dumps(schema))
 
 
 def _regex(name: str, pattern: Any) -> Make:
-    text = fields.text(name, pattern)
-    return lambda: Grammar.regex(text)
+    return functools.partial(Grammar.regex, fields.text(name, pattern))
 
 
 def _ebnf(name: str, rules: Any) -> Make:
-    text = fields.text(name, rules)
-    return lambda: Grammar.ebnf(text)
+    return functools.partial(Grammar.ebnf, fields.text(name, rules))
 
 
 def _choice(name: str, options: Any) -> Make:
     if not isinstance(options, list) or not options:
         raise fields.refused(name, options, "a list of at least one string")
-    texts = [fields.text(name, option) for option in options]
-    return lambda: Grammar.choice(texts)
+    return functools.partial(Grammar.choice, [fields.text(name, option) for option in options])
 
 
 # The fields of a response_format that another type of it holds.
-OF_OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {
+OF_OTHERS: dict[str, Unsupported] = {
     "text": {"schema": (), "json_schema": ()},
     "json_object": {"json_schema": ()},
     "json_schema": {"schema": ()},
@@ -106,7 +89,7 @@ OF_OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {
 def _response_format(name: str, response_format: Any) -> Make | None:
     match response_format:
         case {"type": "text" | "json_object" | "json_schema" as kind}:
-            unsupported.refuse(response_format, OF_OTHERS[kind], f"{name}.")
+            known_fields.refuse(response_format, OF_OTHERS[kind], f"{name}.")
     match response_format:
         case {"type": "text"}:
             return None
@@ -143,7 +126,7 @@ def _structural_tag(name: str, tag: Any) -> Make:
                 raise RequestError(f"{name}.format.{unknown[0]} is not supported: leave it out", name)
         case _:
             raise fields.refused(name, tag, "a structural tag with structures and triggers, or a format of them")
-    tags = [_tag(name, each) for each in structures]
+    tags = [_tag(name, structure) for structure in structures]
     texts = [fields.text(f"{name}.triggers", trigger) for trigger in triggers]
     if not texts:
         raise fields.refused(f"{name}.triggers", triggers, "a list of at least one string")

@@ -13,8 +13,8 @@ from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import APPLIED, Schema
 from jlade.constraints.tags import Field, Tags
 from jlade.server import fields
+from jlade.server.call_formats import Fields, Form
 from jlade.server.fields import Body, RequestError
-from jlade.server.forms import Fields, Form
 from jlade.server.thoughts import Thoughts, end_of_begun
 
 AUTO, NO_TOOLS = "auto", "none"
@@ -82,35 +82,28 @@ def _content(tool: Tool, form: Fields | None) -> Schema | Sequence[Field]:
 
 
 def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
-    """Returns the fields of a tool's arguments by their names: those that it declares or requires, in order.
-
-    Raises:
-      ValueError: the schema of a strict tool is wrong or not supported; names the tool.
-    """
+    """Returns the fields of a tool's arguments by their names: those that it declares or requires, in order."""
     if others := (tool.parameters.keys() & APPLIED) - OF_FIELDS:
         _lose(tool, f"#/{min(others)}: not supported where arguments are no JSON")
     properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
     definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
-    found = {}
-    for name, given in (properties | {name: True for name in required if name not in properties}).items():
+    of_names = {}
+    for name, schema in (properties | {name: True for name in required if name not in properties}).items():
         begin = form.begin + fields.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
-        if isinstance(given, dict):
-            given, looser = definitions | given, [{"type": given.get("type", [])}, True]
-        found[name] = Field(begin, _supported(tool, form, f"{name}: ", given, *looser), form.end, name in required)
-    return found
+        if isinstance(schema, dict):
+            schema, looser = definitions | schema, [{"type": schema.get("type", [])}, True]
+        supported = _supported(tool, form, f"{name}: ", schema, *looser)
+        of_names[name] = Field(begin, supported, form.end, name in required)
+    return of_names
 
 
 def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *looser: Schema) -> Schema:
-    """Returns the schema, or the first one that has a grammar if it has none and the tool is not strict.
-
-    Raises:
-      ValueError: it has none, and the tool is strict; names the tool and `path`.
-    """
+    """Returns the schema, or the first looser one that has a grammar if it has none and the tool is not strict."""
     end = None if form is None else form.end
     if reason := _refusal(json.dumps(schema), end):
         _lose(tool, path + reason)
-        return next(each for each in looser if not _refusal(json.dumps(each), end))
+        return next(other for other in looser if not _refusal(json.dumps(other), end))
     return schema
 
 
@@ -139,14 +132,9 @@ def _say_loose(name: str, reason: str) -> None:
 
 
 def read(body: Body, within: str = ".function") -> Tools | None:
-    """Returns the tools of a body; None if there are none, or `tool_choice` forbids them.
+    """Returns the tools of a chat; None if there are none, or `tool_choice` forbids them.
 
-    Args:
-      body: of a chat.
-      within: the path, in a tool as its client wrote it, of the fields of a function.
-
-    Raises:
-      RequestError: names the field, its value and what is accepted.
+    `within` is the path of the fields of a function in a tool, as its client wrote it.
     """
     written, choice = body.get("tools"), body.get("tool_choice")
     written, choice = [] if written is None else written, AUTO if choice is None else choice
@@ -207,11 +195,7 @@ def _is_of_object(schema: Any) -> bool:
 
 
 def read_calls(path: str, calls: Any) -> list[Body]:
-    """Returns the calls of an earlier answer as templates take them: with their arguments as objects.
-
-    Raises:
-      RequestError: names the field at `path`, its value and what is accepted.
-    """
+    """Returns the calls of an earlier answer as templates take them: with their arguments as objects."""
     if not isinstance(calls, list):
         raise fields.refused(path, calls, "a list of calls")
     return [_call(f"{path}[{i}]", call) for i, call in enumerate(calls)]
@@ -230,11 +214,7 @@ def _call(path: str, call: Any) -> Body:
 
 
 def read_arguments(path: str, arguments: Any) -> Body:
-    """Returns the arguments of an earlier call, which may have been cut off, or may have had none.
-
-    Raises:
-      RequestError: the field at `path` is neither an object nor a string.
-    """
+    """Returns the arguments of an earlier call, which may have been cut off, or may have had none."""
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
     text = fields.text(path, arguments)

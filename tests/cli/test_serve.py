@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from jlade import cli
 from jlade.engine.programs import Programs
 from jlade.server import lifecycle
-from jlade.server.model import MAX_PREDICTION
+from jlade.server.served_model import MAX_PREDICTION
 
 
 @pytest.mark.parametrize(

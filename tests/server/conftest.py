@@ -6,6 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 import httpx
+import openai
 import pytest
 
 import jlade
@@ -15,6 +16,7 @@ from jlade.generation.chat_template import ChatTemplate
 from jlade.server import lifecycle
 from jlade.server.app import Service
 from jlade.server.protocol import BodyReader
+from tests.server import json_chat
 from tests.server.tiny_chat import CHAT_TOKENIZER, PARAMS, TOKENIZER
 
 LOOKAHEAD = LookaheadConfig.tree(7, sources=("prediction", "suffix"))  # which compiles soon
@@ -29,6 +31,7 @@ READER = BodyReader(
     max_top_logprobs=3,
     max_logprobs=3,
 )
+HELLO = [{"role": "user", "content": "ab"}]
 
 
 class Served(NamedTuple):
@@ -44,6 +47,10 @@ class Served(NamedTuple):
         values = [float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert values, name
         return sum(values)
+
+    def openai(self, client=openai.OpenAI, **options):
+        """Returns OpenAI's client of the server."""
+        return client(base_url=f"{self.url}/v1", **({"api_key": "none", "max_retries": 0} | options))
 
 
 @contextlib.contextmanager
@@ -91,6 +98,20 @@ def engine():
 @pytest.fixture(scope="session")
 def served(engine):
     with running(engine) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def client(served):
+    with served.openai() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def json_engine():
+    """An engine of a model whose tokens spell JSON."""
+    lookahead = LookaheadConfig.tree(7)
+    with jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=lookahead) as made:
         yield made
 
 

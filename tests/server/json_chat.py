@@ -33,6 +33,14 @@ def _tokenizer() -> Tokenizer:
 TOKENIZER = _tokenizer()
 EOS = TOKENIZER.token_to_id(END)
 PARAMS = tiny_llama(3, vocab_size=TOKENIZER.get_vocab_size(), max_positions=CAPACITY)
+QUESTION = [{"role": "user", "content": "a shirt"}]
+SCHEMA = {"type": "object", "properties": {"size": {"enum": ["small", "large"]}}, "required": ["size"]}
+# Random weights may write whitespace without end.
+BIAS = {str(token): -100 for byte in "\t\n\r " for token in TOKENIZER.encode(byte).ids}
+
+
+def tool(name, parameters=SCHEMA, **others):
+    return {"type": "function", "function": {"name": name, "parameters": parameters} | others}
 
 
 def chat_template(template: str = HERMES) -> ChatTemplate:

@@ -199,35 +199,35 @@ def test_a_client_that_goes_away_no_longer_waits(served, rounds, stream):
         request.cancel()
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one(served, monkeypatch):
+@pytest.fixture
+def encoded(monkeypatch):
+    """The prompts whose tokenization has begun, and an event before which that of "ab" alone ends."""
     encode, encoded, released = text_lib.encode, [], threading.Event()
 
-    def slow(tokenizer, prompt, **options):
+    def held(tokenizer, prompt, **options):
         encoded.append(prompt)
-        assert len(prompt) == 2 or released.wait(60)
+        assert prompt == "ab" or released.wait(60)
         return encode(tokenizer, prompt, **options)
 
-    monkeypatch.setattr(text_lib, "encode", slow)
+    monkeypatch.setattr(text_lib, "encode", held)
+    return encoded, released
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(served, encoded):
+    prompts, released = encoded
     with concurrent.futures.ThreadPoolExecutor() as pool:
         long = pool.submit(httpx.post, f"{served.url}/tokenize", json={"prompt": "a" * app.SHORT}, timeout=300)
-        wait_until(lambda: encoded)
+        wait_until(lambda: prompts)
         assert served.client.post("/tokenize", json={"prompt": "ab"}).json()["count"] == 2
         released.set()
         assert long.result().json()["count"] == app.SHORT
 
 
-def test_the_prompt_of_a_client_that_went_away_is_not_tokenized(served, monkeypatch):
-    encode, encoded, released = text_lib.encode, [], threading.Event()
-
-    def slow(tokenizer, prompt, **options):
-        encoded.append(prompt)
-        assert released.wait(60)
-        return encode(tokenizer, prompt, **options)
-
-    monkeypatch.setattr(text_lib, "encode", slow)
+def test_the_prompt_of_a_client_that_went_away_is_not_tokenized(served, encoded):
+    prompts, released = encoded
     with concurrent.futures.ThreadPoolExecutor() as pool:
         first = pool.submit(httpx.post, f"{served.url}/tokenize", json={"prompt": "a"})
-        wait_until(lambda: encoded)
+        wait_until(lambda: prompts)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{served.url}/tokenize", json={"prompt": "b"}, timeout=0.3)
         for _ in range(3):  # by then the server knows that the client has gone
@@ -235,7 +235,7 @@ def test_the_prompt_of_a_client_that_went_away_is_not_tokenized(served, monkeypa
         released.set()
         assert first.result().json()["tokens"] == [0]
     assert served.client.post("/tokenize", json={"prompt": "c"}).json()["tokens"] == [4]
-    assert encoded == ["a", "c"]
+    assert prompts == ["a", "c"]
 
 
 def test_a_fault_ends_its_request_alone(served, monkeypatch):

@@ -2,29 +2,26 @@
 
 import dataclasses
 import json
-import logging
-import typing
 
 import hypothesis
 import numpy as np
 import openai
-import openai.types.responses.response_create_params as of_responses
 import pydantic
 import pytest
 from hypothesis import strategies
 from openai.types.responses import Response, ResponseStreamEvent
 
-import jlade
-from jlade import LookaheadConfig, SamplingConfig
-from jlade.server import items, known, unsupported
+from jlade import SamplingConfig
+from jlade.server import items
 from jlade.server.fields import RequestError
 from jlade.server.item_events import ItemsWriter
 from jlade.server.items import Store
 from jlade.server.responses import one_piece
 from tests.server import json_chat
 from tests.server.conftest import READER, running
-from tests.server.test_structured import BIAS, SCHEMA, Shirt
-from tests.server.tiny_chat import alone
+from tests.server.json_chat import BIAS, SCHEMA
+from tests.server.test_structured import Shirt
+from tests.server.tiny_chat import alone, ending
 
 RESPONSES = "/v1/responses"
 WARM = SamplingConfig(temperature=1.0)
@@ -102,24 +99,9 @@ def without_ids(response):
     return {name: response[name] for name in response.keys() - of_time} | {"output": output}
 
 
-@pytest.fixture(scope="module")
-def client(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-def ending(prompt):
-    """Returns a seed with which a text of several tokens ends within 24, and the text."""
-    for seed in range(100):
-        text = alone(prompt, seed=seed, sampling=WARM, max_new_tokens=24)
-        if text.finish_reason[0] == "eos" and text.lengths[0] > 6:
-            return seed, text
-    raise AssertionError("no text ends")
-
-
 @pytest.mark.parametrize("limit", [24, 6])
 def test_a_response_is_the_text_of_a_chat(client, served, limit):
-    seed, _ = ending("abbac")
+    seed, _ = ending("abbac", 1.0)
     expected = alone("abbac", seed=seed, sampling=WARM, max_new_tokens=limit)
     options = {"model": "tiny", "max_output_tokens": limit, "extra_body": {"seed": seed}}
     answer = client.responses.create(input="ba", instructions="ab", **options)
@@ -140,7 +122,7 @@ def test_a_response_is_the_text_of_a_chat(client, served, limit):
 
 
 def test_the_client_streams(client):
-    seed, expected = ending("abbac")
+    seed, expected = ending("abbac", 1.0)
     with client.responses.stream(model="tiny", input="abba", extra_body={"seed": seed}) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
@@ -232,19 +214,6 @@ def test_instructions_are_joined_with_a_system_item_where_the_template_takes_one
     assert json_chat.TOKENIZER.decode(asked.prompts[0]) == "system:a\n\nb;user:c;"
 
 
-def test_unknown_fields_of_items_are_said_with_their_paths(monkeypatch, caplog):
-    monkeypatch.setattr(known, "_said", set())
-    given = [{"role": "user", "content": "a", "name": "n"}, CALL | {"args": 1}, OUTPUT | {"result": 1}]
-    harmless = {"client_metadata": {"a": "b"}, "reasoning": {"summary": "auto"}, "metadata": {"c": "d"}}
-    body = {"input": given, "text": {"fromat": {}}, "stream_options": {"include_usage": True}} | harmless
-    with caplog.at_level(logging.WARNING):
-        items.read(json_chat.READER, Store(), body)
-    paths = ["text.fromat", "stream_options.include_usage", "input[0].name", "input[1].args", "input[2].result"]
-    assert {record.getMessage() for record in caplog.records} == {
-        f"the field {path!r} of a request is not known and not read" for path in paths
-    }
-
-
 def test_a_response_goes_on_from_an_earlier_one(client, served):
     first = client.responses.create(model="tiny", input="ab", instructions="c", max_output_tokens=6, temperature=0)
     second = client.responses.create(
@@ -285,12 +254,9 @@ def test_the_store_forgets_the_oldest_responses():
 
 
 @pytest.fixture(scope="module")
-def shop():
+def shop(json_engine):
     """A server whose model calls tools."""
-    with (
-        jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=LookaheadConfig.tree(7)) as made,
-        running(made, json_chat.READER) as served,
-    ):
+    with running(json_engine, json_chat.READER) as served:
         yield served
 
 
@@ -345,7 +311,7 @@ def test_a_call_that_is_cut_off_is_incomplete(shop):
 
 
 def test_the_client_gets_objects(shop):
-    with openai.OpenAI(base_url=f"{shop.url}/v1", api_key="none", max_retries=0) as client:
+    with shop.openai() as client:
         options = {"model": "tiny", "input": "a shirt", "extra_body": {"logit_bias": BIAS}, "max_output_tokens": 200}
         parsed = client.responses.parse(text_format=Shirt, **options)
         assert isinstance(parsed.output_parsed, Shirt)
@@ -364,92 +330,8 @@ def test_an_error_in_a_stream_is_an_event(engine):
         assert found[-2]["error"]["message"] == found[-2]["message"] == last["error"]["message"]
         assert "the response took more than 0.001 seconds" in last["error"]["message"]
         assert last["status"] == "failed"
-        with (
-            openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
-            pytest.raises(openai.APIError, match="took more than"),
-        ):
+        with served.openai() as client, pytest.raises(openai.APIError, match="took more than"):
             list(client.responses.create(model="tiny", input="ab", stream=True, extra_body={"ignore_eos": True}))
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({"input": []}, "input", "input must be a string, or a list of at least one item, got []"),
-        ({}, "input", "got None"),
-        ({"input": ["a"]}, "input[0]", "an item: an object with its type, got 'a'"),
-        ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "one of user, system, developer, assistant"),
-        ({"input": [{"role": "user"}]}, "input[0].content", "must be a string, got None"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
-            "input[0].content[0].type",
-            "must be input_text, as the model reads text alone, got 'input_image'",
-        ),
-        (
-            {"input": [{"role": "assistant", "content": [{"type": "refusal"}]}]},
-            "input[0].content[0].type",
-            "output_text",
-        ),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type", "must be message, function_call or"),
-        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0].type", "got 'item_reference'"),
-        ({"input": [OUTPUT]}, "input[0].call_id", "must be that of an earlier function_call, got 'c1'"),
-        ({"input": [CALL | {"arguments": [3]}]}, "input[0].arguments", "must be a string"),
-        ({"input": "ab", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be an integer from 1"),
-        ({"input": "ab", "max_tokens": 3}, "max_tokens", "max_tokens=3 is not supported"),
-        ({"input": "ab", "temperature": -1}, "temperature", "from 0 to 100"),
-        ({"input": "ab", "background": True}, "background", "background=True is not supported"),
-        ({"input": "ab", "conversation": "c"}, "conversation", "conversation='c' is not supported"),
-        (
-            {"input": "ab", "reasoning": {"effort": "low"}},
-            "reasoning.effort",
-            "reasoning.effort='low' is not supported",
-        ),
-        (
-            {"input": "ab", "reasoning": {"context": "all_turns"}},
-            "reasoning.context",
-            "reasoning.context='all_turns' is not supported",
-        ),
-        ({"input": [CALL | {"namespace": "n"}]}, "input[0].namespace", "input[0].namespace='n' is not supported"),
-        ({"input": [CALL, OUTPUT | {"namespace": "n"}]}, "input[1].namespace", "is not supported"),
-        ({"input": "ab", "tools": [SHOP | {"async": True}]}, "tools[0].async", "tools[0].async=True is not supported"),
-        ({"input": "ab", "text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity='low' is not supported"),
-        ({"input": "ab", "text": {"format": {"type": "xml"}}}, "text.format", "text.format must be"),
-        ({"input": "ab", "truncation": "left"}, "truncation", "one of auto, disabled"),
-        ({"input": "ab", "include": ["file_search_call.results"]}, "include", "a list of message.output_text.logprobs"),
-        ({"input": "ab", "top_logprobs": 4}, "top_logprobs", "top_logprobs must be at most 3"),
-        ({"input": "ab", "tools": [{"type": "web_search"}]}, "tools[0]", "the server runs no tools"),
-        ({"input": "ab", "previous_response_id": 3}, "previous_response_id", "must be a string"),
-        ({"input": "ab", "return_token_ids": True}, "return_token_ids", "is not supported"),
-        ({"input": "ab", "metadata": 3}, "metadata", "an object"),
-        ({"input": "ab", "store": "no"}, "store", "true or false"),
-        ({"input": "ab", "prompt_cache_key": 3}, "prompt_cache_key", "must be a string"),
-    ],
-)
-def test_wrong_bodies(body, param, message):
-    with pytest.raises(RequestError) as error:
-        items.read(READER, Store(), body)
-    described = error.value.body["error"]
-    assert message in described["message"]
-    assert described["param"] == param
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({"tools": [BUY | {"parameters": {"type": "array"}}]}, "tools[0].parameters", "tools[0].parameters must be"),
-        ({"tools": [BUY], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "functions of tools"),
-        ({"tools": [BUY], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "functions of tools"),
-        (
-            {"tools": [BUY], "tool_choice": {"type": "allowed_tools", "tools": [SHOP]}},
-            "tool_choice",
-            "functions of tools",
-        ),
-    ],
-)
-def test_wrong_tools(body, param, message):
-    with pytest.raises(RequestError) as error:
-        items.read(json_chat.READER, Store(), {"input": "a"} | body)
-    assert message in error.value.body["error"]["message"]
-    assert error.value.body["error"]["param"] == param
 
 
 PIECES = strategies.sampled_from(
@@ -480,27 +362,3 @@ def test_any_body_is_read_or_refused(body):
         return
     json.dumps(asked.repeated)
     assert asked.prompts[0]
-
-
-def test_log_probabilities_of_calls_are_refused():
-    reader = dataclasses.replace(json_chat.READER, max_top_logprobs=1)
-    with pytest.raises(RequestError, match=r"include must be without message\.output_text"):
-        items.read(reader, Store(), {"input": "a", "tools": [BUY], "include": [items.LOGPROBS]})
-
-
-def test_too_many_tokens():
-    for body, message in (
-        ({"input": "ab" * 70}, "input of 141 tokens and 1 new ones"),
-        ({"input": "ab", "max_output_tokens": 62}, "input of 3 tokens and 62 new ones"),
-    ):
-        asked = items.read(READER, Store(), body)
-        with pytest.raises(RequestError, match=message) as error:
-            asked.max_new_tokens(asked.prompts[0], 64)
-        assert error.value.body["error"]["code"] == "context_length_exceeded"
-
-
-def test_each_field_of_openai_is_known():
-    of_openai = set(typing.get_type_hints(of_responses.ResponseCreateParamsStreaming))
-    assert {"input", "conversation"} < of_openai
-    assert of_openai <= items.PASSED | items.READ | items.UNSUPPORTED.keys() | unsupported.HARMLESS
-    assert not (items.PASSED | items.READ) & items.UNSUPPORTED.keys()

@@ -36,14 +36,28 @@ def wait_for_end(page):
     page.get_by_role("button", name="Send").wait_for()
 
 
+def ask(page, text=QUESTION):
+    send(page, text)
+    wait_for_end(page)
+
+
+def answers(page):
+    """Returns the texts of the answers."""
+    return page.locator(".answer pre").all_text_contents()
+
+
+def greedy(prompt=PROMPT):
+    """Returns the text after a prompt."""
+    return alone(prompt, max_new_tokens=20).text[0]
+
+
 @pytest.mark.parametrize(("width", "question"), [(390, QUESTION), (1200, "bab")])
 def test_an_answer_in_the_colours_of_its_steps(width, question, served, open_page):
     opened = open_page(f"{served.url}/", width)
     page = opened.page
     assert page.get_by_role("heading", level=1).inner_text() == "tiny"
     set_limit(page, 20)
-    send(page, question)
-    wait_for_end(page)
+    ask(page, question)
     expected = alone(f"{question}c", max_new_tokens=20)
     spans = page.locator(".answer pre span")
     assert "".join(spans.all_text_contents()) == expected.text[0]
@@ -66,26 +80,22 @@ def test_an_answer_in_the_colours_of_its_steps(width, question, served, open_pag
 def test_a_conversation_and_a_new_one(served, opened):
     page = opened.page
     page.get_by_label("System prompt").fill("b")
-    send(page)
-    wait_for_end(page)
-    first = alone(f"b{PROMPT}", max_new_tokens=20).text[0]
-    send(page, "a")
-    wait_for_end(page)
-    second = alone(f"b{QUESTION}{first}ac", max_new_tokens=20).text[0]
-    assert page.locator(".answer pre").all_text_contents() == [first, second]
+    ask(page)
+    first = greedy(f"b{PROMPT}")
+    ask(page, "a")
+    second = greedy(f"b{QUESTION}{first}ac")
+    assert answers(page) == [first, second]
     page.get_by_role("button", name="New chat").click()
     assert page.locator("article").count() == 0
-    send(page, "a")
-    wait_for_end(page)
-    assert page.locator(".answer pre").all_text_contents() == [alone("bac", max_new_tokens=20).text[0]]
+    ask(page, "a")
+    assert answers(page) == [greedy("bac")]
     assert opened.errors == []
 
 
 def test_a_text_is_no_markup(opened):
     page = opened.page
     answer_with(page, "<img src=x onerror=fail()>")
-    send(page, "<b>a</b>")
-    wait_for_end(page)
+    ask(page, "<b>a</b>")
     assert page.locator(".user pre").text_content() == "<b>a</b>"
     assert page.locator(".answer pre").text_content() == "<img src=x onerror=fail()>"
     assert page.locator("main img, main b:not(.figures b)").count() == 0
@@ -111,8 +121,8 @@ def test_stopping_frees_the_row(how, served, opened, rounds):
     wait_until(lambda: served.engine.num_running == 0)
     text = page.locator(".answer pre").text_content()
     assert text
-    assert alone(PROMPT, max_new_tokens=20).text[0].startswith(text)
-    assert text != alone(PROMPT, max_new_tokens=20).text[0]
+    assert greedy().startswith(text)
+    assert text != greedy()
 
 
 def answer_with(page, *steps):
@@ -126,8 +136,7 @@ def test_code_between_fences_is_shown_as_code(opened):
     page = opened.page
     text = "Look:\n```python\nif a < b:\n    <b>\n```\nThen ``` is no fence:\n~~~~\n```\n~~~~\n```sh\nls"
     answer_with(page, *(text[i : i + 4] for i in range(0, len(text), 4)))
-    send(page)
-    wait_for_end(page)
+    ask(page)
     code = page.locator(".answer pre code")
     assert code.all_text_contents() == ["```python\nif a < b:\n    <b>\n```\n", "~~~~\n```\n~~~~\n", "```sh\nls"]
     assert page.locator(".answer pre").text_content() == text
@@ -152,21 +161,19 @@ def test_a_refused_question_is_put_back(opened):
     page.keyboard.press("Enter")
     page.get_by_label("Message").press("Enter")
     wait_for_end(page)
-    assert page.locator(".answer pre").all_text_contents() == [alone(PROMPT, max_new_tokens=20).text[0]]
+    assert answers(page) == [greedy()]
     assert alert.count() == 0
 
 
 def test_a_full_conversation_offers_a_new_one(opened):
     page = opened.page
-    send(page)
-    wait_for_end(page)
+    ask(page)
     send(page, "ab" * 30)
     page.get_by_role("alert").get_by_role("button", name="New chat").click()
     assert page.get_by_role("alert").count() == page.locator("article").count() == 0
     assert page.get_by_label("Message").input_value() == "ab" * 30
-    send(page)
-    wait_for_end(page)
-    assert page.locator(".answer pre").all_text_contents() == [alone(PROMPT, max_new_tokens=20).text[0]]
+    ask(page)
+    assert answers(page) == [greedy()]
 
 
 def test_a_server_that_goes_away(opened):
@@ -187,9 +194,8 @@ def test_a_key_is_asked_for(engine, open_page):
         page.get_by_label("API key").wait_for(state="hidden")
         assert page.get_by_role("alert").count() == 0
         set_limit(page, 20)
-        send(page)
-        wait_for_end(page)
-        assert page.locator(".answer pre").text_content() == alone(PROMPT, max_new_tokens=20).text[0]
+        ask(page)
+        assert page.locator(".answer pre").text_content() == greedy()
 
 
 def test_the_page_runs_and_loads_nothing_but_itself(served, opened):

@@ -32,25 +32,11 @@ from jlade.generation import chat_template
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.tokenizer_files import load_tokenizer
-from jlade.server import fields, items, known, protocol, tokens, unsupported
+from jlade.server import fields, items, known_fields, protocol, token_ids
 from jlade.server.fields import RequestError
-from jlade.server.protocol import BodyReader
-from tests.server import json_chat
+from tests.server import json_chat, test_items
+from tests.server.conftest import HELLO, READER
 from tests.server.tiny_chat import CHAT_TOKENIZER, TOKENIZER
-
-READER = BodyReader(
-    tokenizer=TOKENIZER,
-    chat_template=ChatTemplate(CHAT_TOKENIZER),
-    vocab_size=13,
-    eos_ids=(12,),
-    sampling=SamplingConfig(temperature=1.0),
-    capacity=64,
-    max_prediction=16,
-    max_top_logprobs=3,
-    max_logprobs=2,
-)
-HELLO = [{"role": "user", "content": "ab"}]
-
 
 # The fields of vLLM 0.33.0 that OpenAI's reference has not.
 OF_VLLM = {
@@ -181,16 +167,8 @@ def test_tokenize(body, expected):
     assert of_chat(text, add_special_tokens="prompt" in body if special is None else special)["input_ids"] == expected
 
 
-@pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "continue_final_message", "tools"])
-def test_tokenize_refuses_what_would_change_the_tokens(field):
-    with pytest.raises(RequestError, match=f"{field}=.* is not supported"):
-        READER.tokens({"messages": HELLO, field: {"a": 1}})
-
-
 def test_detokenize():
     assert READER.text({"tokens": [0, 12, 4]}) == TOKENIZER.decode([0, 12, 4], skip_special_tokens=False) != "ac"
-    with pytest.raises(RequestError, match="tokens must be a list of token ids from 0 to 12, got 13"):
-        READER.text({"tokens": [13]})
 
 
 def test_texts_that_are_too_long_by_their_length_are_not_tokenized(monkeypatch):
@@ -234,7 +212,7 @@ def test_a_salt_divides_what_was_read():
         chat(**body),
         completion(**body),
         items.read(READER, items.Store(), {"input": "ab"} | body),
-        tokens.read(READER, {"token_ids": [1]} | body),
+        token_ids.read(READER, {"token_ids": [1]} | body),
     ):
         assert asked.options["prefix_key"] == "s"
     assert "prefix_key" not in chat(cache_salt=None).options
@@ -246,8 +224,10 @@ def test_a_chat_without_a_limit_takes_what_fits():
     for asked in (chat(max_tokens=12), completion(max_tokens=12)):
         with pytest.raises(RequestError, match=r"length is 16 tokens\. However, .* of 5 tokens and 12 new ones"):
             asked.max_new_tokens([1] * 5, 16)
-    with pytest.raises(RequestError, match=r"length is 16 tokens\. However, messages of 16 tokens and 1 new"):
-        chat().max_new_tokens([1] * 16, 16)
+    of_input = items.read(READER, items.Store(), {"input": "ab"})
+    for asked, field in ((chat(), "messages"), (of_input, "input")):
+        with pytest.raises(RequestError, match=rf"length is 16 tokens\. However, {field} of 16 tokens and 1 new"):
+            asked.max_new_tokens([1] * 16, 16)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -2, 2**32, 2**63 - 1])
@@ -263,16 +243,20 @@ def test_each_field_of_openai_and_vllm_is_known():
     }
     assert {"messages", "prompt", "reasoning_effort", "suffix"} < fields_of_openai
     read = protocol.OF_CHAT | protocol.OF_COMPLETION
-    refused = unsupported.OF_CHATS.keys() | unsupported.OF_COMPLETIONS.keys()
-    assert not refused & unsupported.HARMLESS
-    assert not read - {"echo"} & (refused | unsupported.HARMLESS)
-    assert fields_of_openai | OF_VLLM <= read | refused | unsupported.HARMLESS
+    refused = known_fields.UNSUPPORTED_IN_CHATS.keys() | known_fields.UNSUPPORTED_IN_COMPLETIONS.keys()
+    assert not refused & known_fields.HARMLESS
+    assert not read - {"echo"} & (refused | known_fields.HARMLESS)
+    assert fields_of_openai | OF_VLLM <= read | refused | known_fields.HARMLESS
+    of_response = set(typing.get_type_hints(of_responses.ResponseCreateParamsStreaming))
+    assert {"input", "conversation"} < of_response
+    assert of_response <= items.PASSED | items.READ | items.UNSUPPORTED.keys() | known_fields.HARMLESS
+    assert not (items.PASSED | items.READ) & items.UNSUPPORTED.keys()
 
 
 @pytest.fixture
 def said(monkeypatch, caplog):
     """Returns the names of the fields that the log says."""
-    monkeypatch.setattr(known, "_said", set())
+    monkeypatch.setattr(known_fields, "_said", set())
     caplog.set_level(logging.WARNING)
     parts = ("the field ", " of a request is not known and not read")
 
@@ -331,6 +315,15 @@ def test_a_field_is_said_once_for_all_messages(said):
     assert said() == ["messages[0].colour", "token"]
 
 
+def test_unknown_fields_of_items_are_said_with_their_paths(said):
+    given = [HELLO[0] | {"name": "n"}, test_items.CALL | {"args": 1}, test_items.OUTPUT | {"result": 1}]
+    harmless = {"client_metadata": {"a": "b"}, "reasoning": {"summary": "auto"}, "metadata": {"c": "d"}}
+    body = {"input": given, "text": {"fromat": {}}, "stream_options": {"include_usage": True}} | harmless
+    items.read(json_chat.READER, items.Store(), body)
+    paths = {"text.fromat", "stream_options.include_usage", "input[0].name", "input[1].args", "input[2].result"}
+    assert set(said()) == paths
+
+
 def unknown_of(hint, fields_known, path=""):
     """Yields the paths of the fields of openai's types for text that are not known."""
     for each in typing.get_args(hint):
@@ -346,18 +339,18 @@ def unknown_of(hint, fields_known, path=""):
 def test_each_field_within_a_field_of_openai_is_known():
     of_chat = typing.get_type_hints(of_chats.CompletionCreateParamsStreaming)
     of_response = typing.get_type_hints(of_responses.ResponseCreateParamsStreaming)
-    for name in known.OF_CHAT.keys() - {"jlade"}:
-        assert list(unknown_of(of_chat[name], known.OF_CHAT[name])) == []
+    for name in known_fields.WITHIN_CHAT.keys() - {"jlade"}:
+        assert list(unknown_of(of_chat[name], known_fields.WITHIN_CHAT[name])) == []
     # Of tools and items those that are no function are refused by their types.
     of_response |= {"tools": FunctionToolParam, "tool_choice": ToolChoiceAllowedParam | ToolChoiceFunctionParam}
-    for name in known.OF_RESPONSE:
-        assert list(unknown_of(of_response[name], known.OF_RESPONSE[name])) == []
+    for name in known_fields.WITHIN_RESPONSE:
+        assert list(unknown_of(of_response[name], known_fields.WITHIN_RESPONSE[name])) == []
     for kind, hint in (
         ("message", of_items.Message | ResponseOutputMessageParam | EasyInputMessageParam),
         ("function_call", ResponseFunctionToolCallParam),
         ("function_call_output", of_items.FunctionCallOutput),
     ):
-        assert list(unknown_of(hint, known.ITEMS[kind])) == []
+        assert list(unknown_of(hint, known_fields.ITEMS[kind])) == []
     assert "content.text" in unknown_of(of_chat["messages"], {"content": {}})
 
 
@@ -383,100 +376,6 @@ def test_fields_that_change_no_text_are_ignored():
         assert chat(**{name: neutral}).options == chat().options
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert chat(user="u", metadata={}, tools=tools, tool_choice="none", made_up=3).options == chat().options
-
-
-@pytest.mark.parametrize(
-    ("field", "param", "message"),
-    [
-        ({"temperature": -1}, "temperature", "temperature must be a number from 0 to 100, got -1"),
-        ({"temperature": "1"}, "temperature", "got '1'"),
-        ({"temperature": True}, "temperature", "got True"),
-        ({"temperature": 10**400}, "temperature", "from 0 to 100"),
-        ({"top_p": 1.5}, "top_p", "top_p must be a number from 0 to 1, got 1.5"),
-        ({"top_k": 1.5}, "top_k", "top_k must be an integer of at least 1, got 1.5"),
-        ({"logit_bias": {"13": 1}}, "logit_bias", "token ids from 0 to 12, got '13'"),
-        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids from 0 to 12"),
-        ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100, got 101"),
-        ({"logit_bias": [1]}, "logit_bias", "an object of numbers"),
-        ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer from 1 to 2147483647, got 0"),
-        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "from 0 to 5, got 6"),
-        ({"n": 0}, "n", "n must be an integer from 1 to 128, got 0"),
-        ({"seed": 2**63}, "seed", "seed must be an integer from -9223372036854775808 to 9223372036854775807"),
-        ({"stop": [""]}, "stop", "each of 1 to 1024 characters, got ''"),
-        ({"stop": ["a"] * 65}, "stop", "at most 64"),
-        ({"stop": ["\ud800"]}, "stop", "text that UTF-8 can write"),
-        ({"stop_token_ids": [13]}, "stop_token_ids", "token ids from 0 to 12, got 13"),
-        ({"stop_token_ids": [1] * 32}, "stop_token_ids", "at most 31 token ids"),
-        ({"stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "left out unless stream is true, got"),
-        (
-            {"stream": True, "stream_options": {"include_usage": 1}},
-            "stream_options.include_usage",
-            "true or false, got 1",
-        ),
-        ({"stream_options": []}, "stream_options", "an object"),
-        ({"response_format": {"type": "xml"}}, "response_format", "response_format must be"),
-        ({"prediction": {"type": "content", "content": "a" * 17}}, "prediction", "at most 16 tokens, got 'aaaaa"),
-        ({"cache_salt": ""}, "cache_salt", "cache_salt must be a string of at least one character, got ''"),
-        ({"cache_salt": 3}, "cache_salt", "cache_salt must be a string, got 3"),
-        ({"suffix": "x"}, "suffix", "suffix='x' is not supported"),
-        ({"best_of": 2}, "best_of", "best_of=2 is not supported"),
-        ({"prediction": "x"}, "prediction", "prediction must be"),
-    ],
-)
-def test_wrong_fields_are_refused(field, param, message):
-    for read in (chat, completion):
-        with pytest.raises(RequestError) as info:
-            read(**field)
-        error = info.value.body["error"]
-        assert info.value.status == 400
-        assert message in error["message"]
-        assert (error["param"], error["type"], error["code"]) == (param, "invalid_request_error", None)
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ({"messages": []}, "messages must be a list of at least one message"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "developer, user, assistant, tool, got 'robot'"),
-        ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a string, got None"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"content\[0\] must be a part"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, r"tool_calls\[0\] must be a call"),
-        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content must be a string, got None"),
-        (
-            {"messages": [{"role": "user", "content": "", "refusal": "x"}]},
-            r"messages\[0\].refusal='x' is not supported",
-        ),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "chat template shows it no tools"),
-        (
-            {"top_logprobs": 4, "logprobs": True},
-            "top_logprobs must be at most 3, the limit that --max-top-logprobs sets",
-        ),
-        ({"top_logprobs": 2}, "logprobs must be true with top_logprobs=2, got None"),
-    ],
-)
-def test_wrong_chats_are_refused(field, message):
-    with pytest.raises(RequestError, match=message):
-        chat(**field)
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ({"prompt": None}, "prompt must be a string, token ids, or a list of these, got None"),
-        ({"prompt": []}, "prompt must be"),
-        ({"prompt": ""}, "prompt must be text of at least one token"),
-        ({"prompt": [[]]}, r"prompt\[0\] must be at least one token"),
-        ({"prompt": [3, "a"]}, "token ids from 0 to 12, got 'a'"),
-        ({"prompt": [-1]}, "token ids from 0 to 12, got -1"),
-        ({"prompt": ["a"] * 65, "n": 2}, "at most 128 choices in all, with n=2"),
-        ({"logprobs": 3}, "logprobs must be at most 2, the limit that --max-top-logprobs sets, got 3"),
-        ({"logprobs": 0, "echo": True, "stream": True}, "stream must be false for the log-probabilities of an echoed"),
-    ],
-)
-def test_wrong_completions_are_refused(field, message):
-    with pytest.raises(RequestError, match=message):
-        completion(**field)
 
 
 def test_a_body_is_one_line_whatever_divides_lines():

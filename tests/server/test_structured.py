@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import random
-import re
 from typing import Literal
 
 import numpy as np
@@ -17,24 +15,13 @@ from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentValueError
-from jlade.server import calls, items, structured, tools
-from jlade.server.calls import CallReader
-from jlade.server.fields import RequestError
-from jlade.server.forms import Form
+from jlade.server import items, structured, tools
 from jlade.server.responses import Writer, one_piece
-from jlade.server.tools import Tool, Tools
 from tests.server import json_chat
 from tests.server.conftest import running
+from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
 
-SCHEMA = {"type": "object", "properties": {"size": {"enum": ["small", "large"]}}, "required": ["size"]}
 # Random weights may write whitespace without end.
-BIAS = {str(token): -100 for byte in "\t\n\r " for token in json_chat.TOKENIZER.encode(byte).ids}
-BRACE = json_chat.TOKENIZER.token_to_id("}")
-QUESTION = [{"role": "user", "content": "a shirt"}]
-
-
-def tool(name, parameters=SCHEMA, **others):
-    return {"type": "function", "function": {"name": name, "parameters": parameters} | others}
 
 
 @pytest.mark.parametrize(
@@ -93,138 +80,6 @@ def test_a_structural_tag(given):
             ("<a", False),
         ):
             assert found.accepts(text.encode()) is is_accepted, text
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({"response_format": "json"}, "response_format", "must be"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "must be"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}},
-            "response_format.json_schema.schema",
-            "must be a JSON schema",
-        ),
-        (
-            {"response_format": {"type": "json_object", "schema": 3}},
-            "response_format.schema",
-            "response_format.schema must be a JSON schema, got 3",
-        ),
-        (
-            {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
-            "response_format.json_schema",
-            "response_format.json_schema=.* is not supported: leave it out",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": SCHEMA}}},
-            "response_format.schema",
-            "response_format.schema={} is not supported: leave it out",
-        ),
-        (
-            {"response_format": {"type": "text", "schema": SCHEMA}},
-            "response_format.schema",
-            "response_format.schema=.* is not supported: leave it out",
-        ),
-        ({"guided_json": {"minContains": 1}}, "guided_json", "#/minContains: not supported"),
-        ({"guided_json": "{"}, "guided_json", "guided_json has no grammar: "),
-        ({"guided_regex": "(a"}, "guided_regex", r"regex '\(a'"),
-        ({"guided_regex": 3}, "guided_regex", "must be a string"),
-        ({"guided_choice": []}, "guided_choice", "must be a list of at least one string"),
-        ({"ebnf": "rot ::="}, "ebnf", "the rule 'root' is missing"),
-        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "regex and ebnf ask for two grammars"),
-        ({"structured_outputs": {"yaml": {}}}, "structured_outputs", "one of json, regex"),
-        ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag.triggers", "at least one"),
-        ({"structural_tag": {"structures": [{}], "triggers": ["a"]}}, "structural_tag", "tags with begin"),
-        (
-            {"structural_tag": {"structures": [{"begin": "b", "schema": {}, "end": ""}], "triggers": ["a"]}},
-            "structural_tag",
-            "triggers must be the beginnings of tags, got 'a'",
-        ),
-    ],
-)
-def test_wrong_fields(body, param, message):
-    with pytest.raises(RequestError, match=message) as error:
-        structured.read(body).grammar()
-    assert error.value.body["error"]["param"] == param
-
-
-def test_a_table_that_is_too_large_is_refused_by_its_field():
-    reader = dataclasses.replace(json_chat.READER, max_grammar=128)
-    asked = reader.completion({"prompt": "a", "guided_regex": "[a-z]+"})
-    with pytest.raises(RequestError, match="guided_regex has no grammar: grammar must have a table of") as error:
-        reader.with_grammar(asked)
-    assert error.value.body["error"]["param"] == "guided_regex"
-
-
-HERMES = Form(
-    '\n<tool_call>\n{"name": "',
-    '", "arguments": ',
-    "}\n</tool_call>",
-    '}\n</tool_call>\n<tool_call>\n{"name": "',
-)
-LLAMA = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{% if message.tool_calls %}
-{% if message.tool_calls | length != 1 %}{{ raise_exception("one call") }}{% endif %}
-{% set call = message.tool_calls[0].function %}
-{{- '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}' }}<|end|>
-{%- else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"""
-LIST = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.content }}
-{%- for call in message.tool_calls %}{{ "<tool_call>[" if loop.first else ", " }}
-{{- '{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}' }}
-{{- "]</tool_call>" if loop.last else "" }}{% endfor %}<|end|>{% endfor %}"""
-
-
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        (json_chat.HERMES, HERMES),
-        (
-            json_chat.HERMES.replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n"),
-            dataclasses.replace(HERMES, opening=HERMES.opening.lstrip()),
-        ),
-        (LLAMA, Form('{"name": "', '", "parameters": ', "}")),
-        (LIST, Form('<tool_call>[{"name": "', '", "arguments": ', "}]</tool_call>", '}, {"name": "')),
-    ],
-)
-def test_the_form_of_a_template(template, form):
-    assert Form.of(json_chat.chat_template(template), ["<|end|>"]) == form
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ messages[0].content }}", "shows it no tools"),
-        ("{{ tools | tojson }}{% for each in messages %}{{ each.content }}{% endfor %}", "in a form that is not"),
-        (json_chat.HERMES.replace("<tool_call>", "<|end|>"), "in a form that is not"),
-    ],
-)
-def test_templates_without_a_form(template, message):
-    with pytest.raises(ValueError, match=message):
-        Form.of(json_chat.chat_template(template), ["<|end|>"])
-
-
-TEXTS = {
-    "Yes.": ("Yes.", []),
-    'a\n<tool_call>\n{"name": "f", "arguments": {"x": "}\\"{\\n</tool_call>"} }\n</tool_call>b\n<tool_call': (
-        "ab\n<tool_call",
-        [("f", '{"x": "}\\"{\\n</tool_call>"}')],
-    ),
-    '\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {"y": {}}}\n'
-    "</tool_call>": ("", [("f", "{}"), ("g", '{"y": {}}')]),
-    '\n<tool_call>\n{"name": "g", "arguments": {"y": [1, {': ("", [("g", '{"y": [1, {')]),
-}
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_calls_are_read_in_any_pieces(text):
-    asked = Tools([], [Tool("f", {}, False), Tool("g", {}, False)], False, True)
-    for seed in range(50):
-        chance, reader, parts, left = random.Random(seed), CallReader(HERMES, asked), [], text
-        while left:
-            number = chance.randint(1, 1 + seed)
-            piece, left = left[:number], left[number:]
-            parts += reader.feed(piece, last=not left)
-        content, found = calls.gather(parts)
-        assert (content, [(call["name"], call["arguments"]) for call in found]) == TEXTS[text]
 
 
 def thinking(mark="<think>"):
@@ -321,22 +176,6 @@ def test_arguments_of_earlier_calls(given, caplog):
 
 
 @pytest.mark.parametrize(
-    ("call", "param"),
-    [
-        ({"function": {"name": "f", "arguments": [1]}}, "messages[1].tool_calls[0].function.arguments"),
-        ({"function": {"name": "f", "arguments": "\ud800"}}, "messages[1].tool_calls[0].function.arguments"),
-        ({"function": {"name": 3}}, "messages[1].tool_calls[0].function.name"),
-        ({"function": {"arguments": "{}"}}, "messages[1].tool_calls[0]"),
-    ],
-)
-def test_wrong_earlier_calls(call, param):
-    messages = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    with pytest.raises(RequestError, match=re.escape(f"{param} must be")) as error:
-        json_chat.READER.chat({"messages": messages})
-    assert error.value.body["error"]["param"] == param
-
-
-@pytest.mark.parametrize(
     ("body", "argument", "of_chat", "of_items"),
     [
         ({}, "min_new_tokens", "min_tokens", "min_tokens"),
@@ -363,50 +202,13 @@ def with_tools_of_items(body):
     return body | {"tools": [{"type": "function"} | each["function"] for each in body["tools"]]}
 
 
-@pytest.mark.parametrize("asking", [{"guided_choice": ["a"]}, {"tools": [tool("f")]}])
-def test_a_grammar_needs_an_end_token(asking):
-    with pytest.raises(RequestError, match=f"ignore_eos must be left out beside {next(iter(asking))}") as error:
-        json_chat.READER.chat({"messages": QUESTION, "ignore_eos": True} | asking)
-    assert error.value.body["error"]["param"] == "ignore_eos"
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"tools": {}}, "tools must be a list"),
-        ({"tools": [{"type": "function"}]}, r"tools\[0\] must be a function"),
-        ({"tools": [tool("a b")]}, r"tools\[0\] must be a function"),
-        ({"tools": [tool("f"), tool("f")]}, "functions of different names"),
-        ({"tools": [tool("f", {"type": "array"})]}, "the JSON schema of an object"),
-        ({"tools": [tool("f")], "tool_choice": "f"}, "tool_choice must be auto, required, none, or"),
-        ({"tool_choice": "required"}, "at least one function"),
-    ],
-)
-def test_wrong_tools(body, message):
-    with pytest.raises(RequestError, match=message):
-        tools.read(body)
-
-
-def test_the_schema_of_a_tool_that_is_not_strict_may_be_loose(caplog):
-    loose = {"properties": {"a": {"contains": 3}}}
-    form = Form('{"name": "', '", "arguments": ', "}")
-    for is_strict in (False, True):
-        asked = tools.read({"tools": [tool("loose", loose, strict=is_strict)], "tool_choice": "required"})
-        if is_strict:
-            with pytest.raises(ValueError, match="loose: #/properties/a/contains"):
-                asked.grammar(form)
-        else:
-            assert asked.grammar(form).automaton.accepts(b'{"name": "loose", "arguments": {"b": 1}}')
-            assert "the tool loose, which is not strict, is not held in full" in caplog.text
-
-
 @pytest.fixture(scope="module")
 def client():
     lookahead = LookaheadConfig.tree(31)  # with all sources, as deep as drafts go
     with (
         jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=lookahead) as engine,
         running(engine, json_chat.READER) as served,
-        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made,
+        served.openai() as made,
     ):
         yield made
 
@@ -493,14 +295,3 @@ def test_no_stop_string_is_beside_tags_on_the_device():
     for each in (grammar, grammar.after("</think>")):
         with pytest.raises(ValueError, match="stop must be empty beside a grammar of tags"):
             jlade.generate(json_chat.PARAMS, "a", tokenizer=json_chat.TOKENIZER, grammar=each, stop="b", eos_ids=3)
-
-
-def test_two_grammars_and_wrong_schemas_are_refused(client):
-    for options, message in (
-        ({"tools": [tool("show")], "response_format": {"type": "json_object"}}, "two grammars"),
-        ({"tools": [tool("show", {"not": {"contains": 1}}, strict=True)]}, "show: #"),
-        ({"extra_body": {"guided_choice": ["a}b"], "stop_token_ids": [BRACE]}}, rf"stop_token_ids .* \[{BRACE}\]"),
-        ({"extra_body": {"guided_json": {"type": "array", "minContains": 1}}}, "guided_json has no grammar: #"),
-    ):
-        with pytest.raises(openai.BadRequestError, match=message):
-            asked(client, **options)

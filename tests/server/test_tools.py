@@ -5,17 +5,16 @@ import json
 import random
 import re
 
-import openai
 import pytest
 
-import jlade
-from jlade import LookaheadConfig
 from jlade.constraints.special import MARK, special
 from jlade.server import calls, tools
+from jlade.server.call_formats import Fields, Form
 from jlade.server.calls import CallReader
-from jlade.server.forms import Fields, Form
+from jlade.server.tools import Tool, Tools
 from tests.server import json_chat
 from tests.server.conftest import running
+from tests.server.json_chat import BIAS, QUESTION, tool
 
 HEAD = """{% for tool in tools or [] %}{{ tool.function | tojson }}
 {% endfor %}{% for message in messages %}{{ message.role }}:{{ message.content }}"""
@@ -69,7 +68,6 @@ FORMS = {
         Fields("arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n<"),
     ),
 }
-QUESTION = [{"role": "user", "content": "a shirt"}]
 PROPERTIES = {
     "text": {"type": "string"},
     "number": {"type": "integer"},
@@ -77,21 +75,18 @@ PROPERTIES = {
     "list": {"type": "array", "items": {"$ref": "#/$defs/size"}},
 }
 DEFINITIONS = {"size": {"enum": ["small", "large"]}}
-SHOP = {
-    "type": "function",
-    "function": {
-        "name": "shop",
-        "parameters": {
-            "type": "object",
-            "properties": PROPERTIES,
-            "required": ["text"],
-            "additionalProperties": False,
-            "$defs": DEFINITIONS,
-        },
-        "strict": True,
+SHOP = tool(
+    "shop",
+    {
+        "type": "object",
+        "properties": PROPERTIES,
+        "required": ["text"],
+        "additionalProperties": False,
+        "$defs": DEFINITIONS,
     },
-}
-SHOPS = {"type": "function", "function": {"name": "shops", "parameters": {"additionalProperties": False}}}
+    strict=True,
+)
+SHOPS = tool("shops", {"additionalProperties": False})
 CALLS = [
     [("shop", {"text": 'a "quoted"\n  <b>text</b>\n</param> of {é}, \\ and \'\n', "number": -3})],
     [("shop", {"text": "7", "either": "7", "list": ["small", "large"]}), ("shops", {}), ("shop", {"text": ""})],
@@ -124,9 +119,38 @@ def accepts(grammar, text):
     return grammar.automaton.accepts(text.encode(errors="surrogateescape"))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_the_form_of_a_template(name):
-    assert form(name) == FORMS[name]
+HERMES = Form(
+    '\n<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    '}\n</tool_call>\n<tool_call>\n{"name": "',
+)
+LLAMA = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{% if message.tool_calls %}
+{% if message.tool_calls | length != 1 %}{{ raise_exception("one call") }}{% endif %}
+{% set call = message.tool_calls[0].function %}
+{{- '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}' }}<|end|>
+{%- else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"""
+LIST = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.content }}
+{%- for call in message.tool_calls %}{{ "<tool_call>[" if loop.first else ", " }}
+{{- '{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}' }}
+{{- "]</tool_call>" if loop.last else "" }}{% endfor %}<|end|>{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        *((template, FORMS[name]) for name, template in TEMPLATES.items()),
+        (json_chat.HERMES, HERMES),
+        (
+            json_chat.HERMES.replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n"),
+            dataclasses.replace(HERMES, opening=HERMES.opening.lstrip()),
+        ),
+        (LLAMA, Form('{"name": "', '", "parameters": ', "}")),
+        (LIST, Form('<tool_call>[{"name": "', '", "arguments": ', "}]</tool_call>", '}, {"name": "')),
+    ],
+)
+def test_the_form_of_a_template(template, form):
+    assert Form.of(json_chat.chat_template(template), [json_chat.END]) == form
 
 
 def read(asked, form, text, seed=None, thoughts=()):
@@ -138,6 +162,25 @@ def read(asked, form, text, seed=None, thoughts=()):
         text = text[length:]
     content, found = calls.gather([*parts, *reader.feed(text, last=True)])
     return content, [(call["name"], call["arguments"]) for call in found]
+
+
+ANSWERS = {
+    "Yes.": ("Yes.", []),
+    'a\n<tool_call>\n{"name": "f", "arguments": {"x": "}\\"{\\n</tool_call>"} }\n</tool_call>b\n<tool_call': (
+        "ab\n<tool_call",
+        [("f", '{"x": "}\\"{\\n</tool_call>"}')],
+    ),
+    '\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {"y": {}}}\n'
+    "</tool_call>": ("", [("f", "{}"), ("g", '{"y": {}}')]),
+    '\n<tool_call>\n{"name": "g", "arguments": {"y": [1, {': ("", [("g", '{"y": [1, {')]),
+}
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_calls_are_read_in_any_pieces(text):
+    of_body = Tools([], [Tool("f", {}, False), Tool("g", {}, False)], False, True)
+    for seed in range(50):
+        assert read(of_body, HERMES, text, seed) == ANSWERS[text]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -294,6 +337,9 @@ def test_thoughts_that_an_answer_begins(begin, end):
         (TEMPLATES["qwen"].replace("value if value is string", "'|' + value if value is string"), "not supported"),
         (TEMPLATES["qwen"].replace("'assistant:'", "'assistant:\n\n>'"), "otherwise than its prompt ends"),
         (TEMPLATES["mistral 11"].replace("| tojson", "| items | list | string"), "in a form that is not supported"),
+        ("{{ messages[0].content }}", "shows it no tools"),
+        ("{{ tools | tojson }}{% for each in messages %}{{ each.content }}{% endfor %}", "in a form that is not"),
+        (json_chat.HERMES.replace("<tool_call>", "<|end|>"), "in a form that is not"),
     ],
 )
 def test_templates_without_a_form(template, message):
@@ -301,59 +347,60 @@ def test_templates_without_a_form(template, message):
         Form.of(json_chat.chat_template(template), [json_chat.END])
 
 
+VALUE_OF_A = "<tool_call>\n<function=shop>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+JSON = Form('{"name": "', '", "arguments": ', "}")
+
+
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("form", "parameters", "message", "text"),
     [
-        ({"properties": {"a": {"type": "array", "minContains": 1}}}, "shop: a: #/minContains"),
-        ({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "shop: a: #/pattern"),
-        ({"properties": {"a": {}}, "minProperties": 1}, "shop: #/minProperties: not supported where arguments"),
+        (
+            QWEN,
+            {"properties": {"a": {"type": "array", "minContains": 1}}},
+            "shop: a: #/minContains",
+            VALUE_OF_A.format("[[1]]"),
+        ),
+        (
+            QWEN,
+            {"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}},
+            "shop: a: #/pattern",
+            VALUE_OF_A.format("7"),
+        ),
+        (
+            QWEN,
+            {"properties": {"a": {}}, "minProperties": 1},
+            "shop: #/minProperties: not supported where arguments",
+            VALUE_OF_A.format("7"),
+        ),
+        (
+            JSON,
+            {"properties": {"a": {"contains": 3}}},
+            "shop: #/properties/a/contains",
+            '{"name": "shop", "arguments": {"b": 1}}',
+        ),
     ],
 )
-def test_a_tool_that_is_not_strict_may_have_other_values(parameters, message, caplog):
+def test_a_tool_that_is_not_strict_may_have_other_values(form, parameters, message, text, caplog):
     def grammar(is_strict):
-        function = {"name": "shop", "parameters": {"type": "object"} | parameters, "strict": is_strict}
-        body = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
-        return tools.read(body).grammar(QWEN)
+        body = {"tools": [tool("shop", parameters, strict=is_strict)], "tool_choice": "required"}
+        return tools.read(body).grammar(form)
 
     with pytest.raises(ValueError, match=message):
         grammar(True)
-    value = "[[1]]" if "minContains" in message else "7"
-    text = f"<tool_call>\n<function=shop>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(grammar(False), text)
-    assert "is not held in full" in caplog.text
+    assert "the tool shop, which is not strict, is not held in full" in caplog.text
 
 
-# Random weights may write whitespace and digits without end.
-BIAS = {str(token): -100 for byte in "\t\n\r " for token in json_chat.TOKENIZER.encode(byte).ids}
-BUY = {
-    "type": "function",
-    "function": {
-        "name": "buy",
-        "parameters": {
-            "type": "object",
-            "properties": {"size": {"enum": ["small", "large"]}, "number": {"enum": [1, 22]}},
-            "required": ["size"],
-        },
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def engine():
-    lookahead = LookaheadConfig.tree(7)
-    with jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=lookahead) as made:
-        yield made
+PROPERTIES_OF_BUY = {"size": {"enum": ["small", "large"]}, "number": {"enum": [1, 22]}}
+BUY = tool("buy", {"type": "object", "properties": PROPERTIES_OF_BUY, "required": ["size"]})
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_client_gets_calls(engine, name):
+def test_the_client_gets_calls(json_engine, name):
     template = json_chat.chat_template(TEMPLATES[name])
     reader = dataclasses.replace(json_chat.READER, chat_template=template)
     options = {"model": "tiny", "messages": QUESTION, "logit_bias": BIAS, "max_tokens": 200, "temperature": 1.0}
-    with (
-        running(engine, reader) as served,
-        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with running(json_engine, reader) as served, served.openai() as client:
         create = client.chat.completions.create
         for seed, choice in ((1, "required"), (2, BUY), (3, "auto")):
             options |= {"tools": [BUY, SHOPS], "tool_choice": choice, "seed": seed}

@@ -24,9 +24,10 @@ import tempfile
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import httpx
 
 import jlade
 from benchmarks import report
@@ -35,6 +36,7 @@ from jlade.server.lifecycle import MAX_IDLE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KEY = "a-key"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
 PROMPTS = ["def read(", "Once upon a time", "1, 1, 2, 3,", "class Node:", "import", "The sum of"]
 NUM_TOKENS = 24
 CLIENTS = 32
@@ -105,11 +107,9 @@ def wait_for_rows(url: str) -> None:
     """Waits until no request runs or waits."""
     end = time.monotonic() + 30
     while True:
-        request = urllib.request.Request(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
-        with urllib.request.urlopen(request, timeout=30) as response:
-            metrics = response.read().decode()
-        found = re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([\d.]+)$", metrics, re.MULTILINE)
-        if [float(number) for number in found] == [0, 0]:
+        metrics = httpx.get(f"{url}/metrics", headers=HEADERS, timeout=30).raise_for_status().text
+        numbers = re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([\d.]+)$", metrics, re.MULTILINE)
+        if [float(number) for number in numbers] == [0, 0]:
             break
         assert time.monotonic() < end, metrics
         time.sleep(0.1)
@@ -141,12 +141,9 @@ def right_requests(url: str, expected: dict[str, str]) -> Iterator[list[int]]:
 def ask(url: str, prompt: str, stream: bool) -> str:
     """Returns the greedy text of a prompt."""
     body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": stream}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
-    request = urllib.request.Request(url + COMPLETIONS, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=300) as response:
-        data = response.read().decode()
-    found = data.removesuffix("\n\ndata: [DONE]\n\n").split("\n\n") if stream else [data]
-    return "".join(json.loads(each.removeprefix("data: "))["choices"][0]["text"] for each in found)
+    data = httpx.post(url + COMPLETIONS, json=body, headers=HEADERS, timeout=300).raise_for_status().text
+    parts = data.removesuffix("\n\ndata: [DONE]\n\n").split("\n\n") if stream else [data]
+    return "".join(json.loads(part.removeprefix("data: "))["choices"][0]["text"] for part in parts)
 
 
 def malformed_requests(url: str, numbers: range) -> collections.Counter[str]:

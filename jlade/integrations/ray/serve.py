@@ -22,8 +22,8 @@ import jlade
 from jlade.conversion import location
 from jlade.integrations.ray import MISSING
 from jlade.integrations.ray import model as model_lib
-from jlade.server import model as served
-from jlade.server.model import Limits
+from jlade.server import served_model
+from jlade.server.served_model import Limits
 
 # Ray's router: a session has a place on a ring of replicas, and another one takes over where its own is full or dead.
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -45,7 +45,7 @@ class Replica:
       mesh: sizes of `jlade.make_mesh` for the devices of a replica, such as `{"model": 4}`.
       lookahead: "auto", a setting as `--lookahead` takes it, such as "tree=119", or None for plain decoding.
       kv_dtype: as in `jlade.Engine`.
-      limits: fields of `jlade.server.model.Limits`: `max_sequences`, `capacity`, `max_waiting` and more.
+      limits: fields of `jlade.server.served_model.Limits`: `max_sequences`, `capacity`, `max_waiting` and more.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
@@ -76,9 +76,9 @@ class Replica:
             keys = guard.keys(text, f"api_key_file {api_key_file!r}")
         setting = model_lib.setting(lookahead)
         params, tokenizer = model_lib.load(model, dtype, revision, mesh)
-        if (ignored := served.ignored(model, revision)) is not None:
+        if (ignored := served_model.ignored(model, revision)) is not None:
             log.warning("%s: %s", model, ignored)
-        engine, reader = served.make(
+        engine, reader = served_model.make(
             params,
             tokenizer,
             location.find(model, revision),

@@ -82,7 +82,7 @@ class Form:
             if not written.startswith(begin):
                 raise ValueError("the model's chat template begins an answer otherwise than its prompt ends")
             written = written.removeprefix(begin)
-            cuts = [place for end in ends if (place := written.find(end)) >= 0]
+            cuts = [cut for end in ends if (cut := written.find(end)) >= 0]
             written = ID.sub("", written[: min(cuts, default=None)].rstrip())
             return specials.sub(lambda name: special(name[0]), written)
 
@@ -107,8 +107,8 @@ class Form:
     @property
     def trigger(self) -> str:
         """The beginning of a block that no other text has: all up to a blank or a name."""
-        found = re.match(r"\s*[^\s{]*", self.opening)
-        return found[0] if found and found[0].strip() else self.opening
+        match = re.match(r"\s*[^\s{]*", self.opening)
+        return match[0] if match and match[0].strip() else self.opening
 
 
 def _between(two: str | None, call: str) -> str | None:
@@ -128,12 +128,7 @@ def _in_json(one: str, two: str | None) -> Form | None:
 
 
 def _in_fields(one: str, two: str | None, without: str) -> Form | None:
-    """Returns the form of arguments in fields.
-
-    Args:
-      one, two: answers with as many calls.
-      without: an answer with a call that has no arguments.
-    """
+    """Returns the form of arguments in fields, given answers with a call, two, and one without arguments."""
     call = IN_FIELDS.search(one)
     if call is None:
         return None

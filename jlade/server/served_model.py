@@ -43,17 +43,15 @@ class Limits:
     max_grammar: int = rows.GRAMMAR
     max_top_logprobs: int | None = None
 
-    def given(self, lookahead: LookaheadConfig | Literal["auto"] | None) -> "Limits":
-        """Returns the limits with those that depend on the setting."""
-        has_tree = lookahead == "auto" or (lookahead is not None and lookahead.has_tree)
-        usual = {"remember": REMEMBER, "max_prediction": MAX_PREDICTION}
-        missing = {name: value if has_tree else 0 for name, value in usual.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **missing)
-
     def of_engine(self, lookahead: LookaheadConfig | Literal["auto"] | None) -> Keywords:
-        """Returns the arguments of `jlade.Engine` that they are."""
-        given = vars(self.given(lookahead))
-        return given if self.max_top_logprobs is not None else given | {"max_top_logprobs": MAX_TOP_OF_CHAT}
+        """Returns the limits as arguments of a `jlade.Engine` with this setting."""
+        has_tree = lookahead == "auto" or (lookahead is not None and lookahead.has_tree)
+        defaults = {
+            "remember": REMEMBER if has_tree else 0,
+            "max_prediction": MAX_PREDICTION if has_tree else 0,
+            "max_top_logprobs": MAX_TOP_OF_CHAT,
+        }
+        return vars(self) | {name: default for name, default in defaults.items() if getattr(self, name) is None}
 
 
 def ignored(model: str | pathlib.Path, revision: str | None) -> str | None:
@@ -90,11 +88,7 @@ def make(
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
-    limits = limits.given(lookahead)
-    assert limits.max_prediction is not None
-    of_chat, of_completion = MAX_TOP_OF_CHAT, MAX_TOP_OF_COMPLETION
-    if limits.max_top_logprobs is not None:
-        of_chat = of_completion = limits.max_top_logprobs
+    of_engine = limits.of_engine(lookahead)
     engine = Engine(
         params,
         tokenizer,
@@ -103,7 +97,7 @@ def make(
         corpus=corpus,
         prior=prior,
         programs=programs,
-        **limits.of_engine(lookahead),
+        **of_engine,
     )
     of_model = chat_template.load_tokenizer(directory)
     has_template = template is not None or of_model.chat_template is not None
@@ -115,10 +109,10 @@ def make(
         stop=params.decoder.stop_strings,
         sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
         capacity=engine.capacity,
-        max_prediction=limits.max_prediction,
+        max_prediction=of_engine["max_prediction"],
         max_grammar=limits.max_grammar,
-        max_top_logprobs=of_chat,
-        max_logprobs=of_completion,
+        max_top_logprobs=of_engine["max_top_logprobs"],
+        max_logprobs=MAX_TOP_OF_COMPLETION if limits.max_top_logprobs is None else limits.max_top_logprobs,
         max_choices=min(MAX_CHOICES, limits.max_waiting),
     )
     return engine, reader

@@ -34,18 +34,9 @@ class ResponseFields(NamedTuple):
         return options | ({"prompt_logprobs": True} if is_echoed or self.of_prompt is not None else {})
 
 
-def read(body: Body, top: int | None, most: int) -> ResponseFields:
-    """Returns the facts that a body asks for.
-
-    Args:
-      body: of a chat or a completion.
-      top: alternatives of each token of its text; None without log-probabilities.
-      most: alternatives that a token may have.
-
-    Raises:
-      RequestError: names the field, its value and what is accepted.
-    """
-    of_prompt = alternatives(body, "prompt_logprobs", most)
+def read(body: Body, top: int | None, max_top: int) -> ResponseFields:
+    """Returns the facts that a body asks for, with `top` alternatives of each token of the text."""
+    of_prompt = alternatives(body, "prompt_logprobs", max_top)
     if of_prompt is not None and body.get("stream"):
         raise fields.refused("stream", True, "false with prompt_logprobs")
     ids_as_names = fields.boolean(body, "return_tokens_as_token_ids")
@@ -53,9 +44,9 @@ def read(body: Body, top: int | None, most: int) -> ResponseFields:
     return ResponseFields(fields.boolean(body, "return_token_ids"), ids_as_names, top, of_prompt, stop)
 
 
-def alternatives(body: Body, name: str, most: int) -> int | None:
+def alternatives(body: Body, name: str, max_top: int) -> int | None:
     """Returns the number of alternatives of each token that a field asks for, None if it is not given."""
     number = fields.integer(body, name, None, 0)
-    if number is not None and number > most:
-        raise fields.refused(name, number, f"at most {most}, the limit that --max-top-logprobs sets")
+    if number is not None and number > max_top:
+        raise fields.refused(name, number, f"at most {max_top}, the limit that --max-top-logprobs sets")
     return number
