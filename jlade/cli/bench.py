@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jlade.cli import options as options_lib
-from jlade.cli import progress, status
+from jlade.cli import arguments, terminal
 from jlade.errors import check_int
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import EvaluatedModel
@@ -30,7 +29,7 @@ PAPER = "paper"  # in the place of a number of tokens
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     every = "\n".join(f"{name:<10} {each.summary}" for name, each in experiments.EXPERIMENTS.items())
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade bench",
         description="Decode the questions of data sets by several methods, in turns, and write tables, figures and a\n"
         "report of the results. A run that was interrupted goes on where it stopped.",
@@ -44,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
     )
-    options_lib.add_model(result)
-    options_lib.add_kv_dtype(result)
+    arguments.add_model(result)
+    arguments.add_kv_dtype(result)
     result.add_argument(
         "--data",
         nargs="+",
@@ -147,7 +146,7 @@ def run(options: argparse.Namespace) -> None:
         for item in items:
             if isinstance(item, Table):
                 console.print(_table(item))
-    with status.show("drawing"):
+    with terminal.Status("drawing"):
         page = report.write(output, sections, [run for run, _ in found], beside_paper)
     print(f"{page}: tables and figures")
 
@@ -172,7 +171,7 @@ def _check(options: argparse.Namespace) -> None:
         check_int("--limit", options.limit, 1)
     if options.seed is not None:
         check_int("--seed", options.seed, 0)
-    options_lib.setting("--lookahead", options.lookahead)
+    arguments.setting("--lookahead", options.lookahead)
     for name, values, least in (("--windows", options.windows, 1), ("--ngrams", options.ngrams, 2)):
         if len({check_int(name, value, least) for value in values}) < 2:
             raise ValueError(f"{name} must have two or more different values, got {' '.join(map(str, values))}")
@@ -199,14 +198,14 @@ def _run(
         options.ngrams,
     )
     cells = experiments.cells(selections.values(), sets, dtype)
-    with status.show("loading"):
-        params, tokenizer = options_lib.load(options)
-        encode = _chat(options_lib.find(options), tokenizer)
+    with terminal.Status("loading"):
+        params, tokenizer = arguments.load(options)
+        encode = _chat(arguments.find(options), tokenizer)
 
     def load(other: str) -> LlamaParams:
         if other == dtype:
             return params
-        return options_lib.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
+        return arguments.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
 
     limit = None if options.max_new_tokens == PAPER else options.max_new_tokens
     model = EvaluatedModel(load, dtype, tokenizer, limit, options.kv_dtype)
@@ -227,7 +226,7 @@ def _run(
     }
     file = directory / RUN
     num_done = runs.done_cells(file, cells)
-    with progress.bar(len(cells), num_done, "answers") as advance:
+    with terminal.bar(len(cells), num_done, "answers") as advance:
         try:
             for _ in runs.execute(cells, model, encode, file, about, options.seed or 0, options.run_code):
                 num_done += advance(1)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 import jlade
 from jlade.cli import (
+    arguments,
     bench,
     chat,
     compile,
@@ -28,7 +29,6 @@ from jlade.cli import (
     trace,
     tune,
 )
-from jlade.cli import options as options_lib
 
 
 class Command(Protocol):
@@ -103,9 +103,9 @@ def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
             close = difflib.get_close_matches(word, [*COMMANDS, "help"], n=1, cutoff=0.75)
             if close and word not in COMMANDS:
                 _refuse(f"did you mean `jlade {close[0]}`? To complete the text {word!r}: jlade complete {word}")
-    name, arguments = _split(words)
+    name, rest = _split(words)
     command = COMMANDS[name]
-    options = command.parser().parse_args(arguments)
+    options = command.parser().parse_args(rest)
     program_cache.enable()
     return command, options
 
@@ -153,8 +153,8 @@ def _split(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _are_options(words: Sequence[str]) -> bool:
     """Returns whether all words are options that the commands share, with their values."""
-    parser = options_lib.Parser(add_help=False, exit_on_error=False)
-    options_lib.add_shared(parser)
+    parser = arguments.Parser(add_help=False, exit_on_error=False)
+    arguments.add_shared(parser)
     try:
         return not parser.parse_known_args(words)[1]
     except argparse.ArgumentError:

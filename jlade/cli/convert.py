@@ -11,8 +11,7 @@ import rich.progress
 from rich.filesize import decimal
 
 from jlade import conversion, mesh
-from jlade.cli import interrupts, progress
-from jlade.cli import options as options_lib
+from jlade.cli import arguments, interrupts, terminal
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import location, orbax
 from jlade.conversion.calibration import mean_squares
@@ -27,7 +26,7 @@ from jlade.models.llama import LlamaParams, quantize
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade convert",
         description="Convert a checkpoint to jlade's own format, to Hugging Face's or to Orbax's, with its "
         "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
@@ -49,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of the new weights (default: auto, as in config.json, else that of the files; float32 for a GGUF "
         "file)",
     )
-    options_lib.add_bits(result)
+    arguments.add_bits(result)
     result.add_argument(
         "--calibrate",
         metavar="FILE",
@@ -157,10 +156,10 @@ def _bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
         rich.progress.DownloadColumn(),
         rich.progress.TextColumn("{task.description}"),
     )
-    with progress.display(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
+    with terminal.Bars(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
 
         def start(description: str, num_bytes: int) -> Callable[[int], None]:
-            task = progress.begin(bars, description, num_bytes)
+            task = bars.begin(description, num_bytes)
             return lambda advance: bars.advance(task, advance)
 
         yield start

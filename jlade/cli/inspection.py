@@ -13,12 +13,10 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 import jlade
 from jlade import mesh
-from jlade.cli import options as options_lib
-from jlade.cli import programs
+from jlade.cli import arguments, programs, terminal
 from jlade.conversion import checkpoint, gguf_weights, huggingface, location
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
@@ -44,7 +42,7 @@ DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade inspect",
         description="Describe a checkpoint, the memory it needs, and the setting for it on this device; or, with "
         "--device, its programs on any device. Weights are not read, and those of the Hub not fetched; a checkpoint "
@@ -54,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
             "jlade inspect owner/name --device h100 --lookahead tree=63",
         ],
     )
-    options_lib.add_model_name(result, as_word=True)
+    arguments.add_model_name(result, as_word=True)
     result.add_argument(
         "--length",
         type=int,
@@ -69,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of weights and cache in memory; auto: as in config.json, else that of the files (default: "
         "float32 on CPUs, else bfloat16)",
     )
-    options_lib.add_kv_dtype(result)
+    arguments.add_kv_dtype(result)
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     programs.add_arguments(result)
     return result
@@ -78,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     programs.check(options)
-    directory = options_lib.find(options)
+    directory = arguments.find(options)
     if options.device is not None:
         programs.run(options, directory)
         return
@@ -101,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
     fitting = sequences.from_shapes(rows, setting, memory_lib.of_attached(device))
     tuned = choice.find_all(shapes, decoder)
     facts = {
-        "path": str(options.model or options_lib.DEMO),
+        "path": str(options.model or arguments.DEMO),
         "format": headers.format,
         "family": headers.family,
         "config": _config_facts(config),
@@ -289,7 +287,4 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         devices = f"{number_or_mesh} devices" if number_or_mesh.isdecimal() else number_or_mesh
         where = "" if number_or_mesh == "1" else f" on {devices}"
         rows[f"tuned for batch size {tuned['batch_size']}{where}"] = found
-    result = Table(show_header=False)
-    for name, value in rows.items():
-        result.add_row(name, Text(value))
-    return result
+    return terminal.facts_table(rows)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
-from jlade.cli import options as options_lib
+from jlade.cli import arguments
 from jlade.costs.devices import DEVICES
 from jlade.costs.plan import DTYPES, Option, Plan
 from jlade.costs.settings import SOURCES
@@ -21,7 +21,7 @@ ROWS = 12  # of the table
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade plan",
         description="Estimate memory and speed of decoding on many devices, for every mesh that the model can be "
         "divided among, and recommend one with a setting. The estimates come from shapes and data sheets: nothing is "
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
             "jlade plan owner/name --device v5e --count 8 --batch-size 32",
         ],
     )
-    options_lib.add_model_name(result, as_word=True)
+    arguments.add_model_name(result, as_word=True)
     kind = "the kind of the devices (default: %(default)s)"
     result.add_argument("--device", default="h100", choices=tuple(DEVICES), type=str.lower, help=kind)
     result.add_argument("--count", type=int, default=1, metavar="D", help="number of devices (default: %(default)s)")
@@ -40,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
         "--length", type=int, default=1024, metavar="L", help="tokens of prompt and text (default: %(default)s)"
     )
     result.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
-    options_lib.add_bits(result)
-    options_lib.add_kv_dtype(result)
+    arguments.add_bits(result)
+    arguments.add_kv_dtype(result)
     result.add_argument(
         "--lookahead", metavar="SETTING", help="plan for this setting, like 15,5,15 (default: the fastest)"
     )
@@ -58,9 +58,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
+    lookahead: Any = "auto" if options.lookahead is None else arguments.setting("--lookahead", options.lookahead)
     found = jlade.plan(
-        options_lib.find(options),
+        arguments.find(options),
         options.device,
         options.count,
         dtype=options.dtype,

@@ -4,7 +4,6 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import options
 from jlade.costs import estimate
 from tests.tiny import PAPER
 
@@ -12,7 +11,7 @@ from tests.tiny import PAPER
 @pytest.fixture(autouse=True)
 def small_model(small_demo, monkeypatch):
     """Makes one layer of the demo model and a block that compiles soon the defaults of all commands."""
-    monkeypatch.setattr(options, "DEMO", small_demo)
+    monkeypatch.setattr("jlade.cli.arguments.DEMO", small_demo)
     monkeypatch.setattr(estimate, "SMALL_BLOCK", PAPER)
 
 

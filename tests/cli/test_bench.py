@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from jlade import cli
-from jlade.cli import bench, options
+from jlade.cli import bench
+from jlade.cli.arguments import load
 from jlade.evaluation import datasets, experiments, runs, scaling
 from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.experiments import EXPERIMENTS
@@ -43,7 +44,7 @@ def everything(small_demo, tmp_path_factory):
     directory = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-        patch.setattr(options, "DEMO", small_demo)
+        patch.setattr("jlade.cli.arguments.DEMO", small_demo)
         patch.setattr(scaling, "TREES", (1, 3))
         trees = tuple(map(str, scaling.tree_methods()))
         patch.setitem(EXPERIMENTS, "figure4", EXPERIMENTS["figure4"]._replace(methods=("windows", *trees)))
@@ -288,7 +289,7 @@ def long_prompts_refused(self, prompt, method, key, pool=None, choices=(), max_l
 )
 def test_bad_arguments_are_refused_before_a_model_is_loaded(arguments, message, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "load", None)
+    monkeypatch.setattr("jlade.cli.arguments.load", None)
     (tmp_path / "file").touch()
     for directory in ("one", "two"):
         (tmp_path / directory).mkdir()
@@ -329,7 +330,7 @@ def test_a_model_without_a_chat_template_continues_the_messages(made, small_demo
     (tmp_path / "mt.jsonl").write_text(json.dumps(one) + "\n")
     arguments = ["--methods", "plain", "--data", str(tmp_path / "mt.jsonl"), "--output", str(tmp_path / "out")]
     assert cli.main(["bench", "--model", str(bare), *arguments]) == 0
-    _, tokenizer = options.load(options_of(bare))
+    _, tokenizer = load(options_of(bare))
     texts = ["Hello </s> you", "Hello </s> you\n\nmade\n\nAnd then?"]
     tokenizer.encode_special_tokens = True
     assert [length for length, _ in made] == [len(tokenizer.encode(text).ids) for text in texts]

@@ -10,7 +10,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.conversion import location
 from jlade.generation import text
 from jlade.generation.results import NOT_FINITE

@@ -144,7 +144,7 @@ def test_a_prompt_that_is_not_utf8_is_refused(capsys):
 
 @pytest.mark.slow
 def test_the_first_line_comes_before_jax_is_imported():
-    code = "import jlade.cli.status, sys; assert not {'jax', 'numpy'} & set(sys.modules); import jlade.cli.commands"
+    code = "import jlade.cli.terminal, sys; assert not {'jax', 'numpy'} & set(sys.modules); import jlade.cli.commands"
     subprocess.run([sys.executable, "-c", code], check=True)
     terminal = Terminal("--version")
     try:
@@ -156,8 +156,8 @@ def test_the_first_line_comes_before_jax_is_imported():
 
 
 def test_a_status_on_the_terminal_leaves_standard_output_alone(tmp_path):
-    code = f"sys.stdout = open({str(tmp_path / 'out')!r}, 'w'); from jlade.cli import status; "
-    code += "line = status.Status('working'); print('result'); line.clear(); print('end', file=sys.stderr)"
+    code = f"sys.stdout = open({str(tmp_path / 'out')!r}, 'w'); from jlade.cli import terminal; "
+    code += "line = terminal.Status('working'); print('result'); line.clear(); print('end', file=sys.stderr)"
     terminal = Terminal(code=code)
     try:
         shown = terminal.wait_for("end")

@@ -7,7 +7,6 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import complete, options
 from jlade.config import PLAIN
 from jlade.generation.results import NOT_FINITE
 from tests.tiny import PAPER, piece, tiny_llama, tiny_tokenizer
@@ -114,10 +113,6 @@ def test_grammars_that_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit):
         cli.main([*SHORT, *arguments])
     assert message in capsys.readouterr().err
-
-
-def test_the_default_limit_is_that_of_the_library():
-    assert options.request(complete.parser().parse_args(["x"]))["max_new_tokens"] is None
 
 
 def test_help_names_the_other_commands(capsys):

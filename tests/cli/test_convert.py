@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 import jlade
 from jlade import cli, conversion
 from jlade.cli import convert
-from jlade.cli.conversation import Conversation
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
+from jlade.cli.chat import Conversation
 from jlade.conversion import orbax, weight_files
 from jlade.conversion.tensors import named_arrays
 from tests.conversion.test_hf_config import CONFIGS

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jlade import LookaheadConfig, cli, conversion
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.config import PLAIN
 from jlade.conversion import orbax
 from jlade.conversion.tensors import build_params, named_arrays

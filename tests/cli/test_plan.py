@@ -5,8 +5,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, cli
-from jlade.cli import options
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.conversion import save_hf
 from jlade.conversion.hf_config import read_config
 from tests.tiny import tiny_llama
@@ -59,8 +58,8 @@ def test_the_table_and_the_recommendation(capsys, monkeypatch):
     assert best.layout in {tuple(map(int, row[0].split(", "))) for row in rows}
 
 
-def test_without_options_it_plans_for_the_demo_model(capsys):
-    assert plan(capsys) == plan(capsys, "--model", options.DEMO, "--device", "h100")
+def test_without_options_it_plans_for_the_demo_model(small_demo, capsys):
+    assert plan(capsys) == plan(capsys, "--model", small_demo, "--device", "h100")
 
 
 def test_more_meshes_than_rows(capsys):

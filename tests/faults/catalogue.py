@@ -435,7 +435,7 @@ FAULTS = (
     ),
     Fault(
         "a model can control the terminal",
-        "jlade.cli.display.visible",
+        "jlade.cli.terminal.visible",
         lambda right: lambda text, style: Text(text, style=style),
         ("tests/cli/test_terminal.py::test_a_model_cannot_control_the_terminal",),
     ),
