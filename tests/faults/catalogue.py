@@ -422,7 +422,7 @@ FAULTS = (
     ),
     Fault(
         "the check of a decoder takes all logits for equal",
-        "jlade.testing.model.TestedDecoder.require_equal",
+        "jlade.testing.checks.TestedDecoder.require_equal",
         lambda right: lambda self, got, expected, message: None,
         ("tests/testing/test_decoder.py::test_wrong_results_are_found",),
     ),
