@@ -71,26 +71,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="SETTING",
         help="setting of the experiments that do not vary it (default: %(default)s)",
     )
-    result.add_argument(
-        "--windows",
-        type=int,
-        nargs="+",
-        default=scaling.WINDOWS,
-        metavar="W",
-        help="W = G of the experiments that vary it, up to 64 in the paper (default: 1 2 4 8 16)",
-    )
-    result.add_argument(
-        "--ngrams",
-        type=int,
-        nargs="+",
-        default=scaling.NGRAMS,
-        metavar="N",
-        help="N of the same experiments, up to 11 in the paper (default: 3 5 7)",
-    )
-    result.add_argument("--limit", type=int, metavar="Q", help="most questions of each experiment, spread over tasks")
-    result.add_argument(
-        "--seed", type=int, metavar="S", help="choose the questions at random, and draw sampled texts, by this seed"
-    )
+    windows = "W = G of the experiments that vary it, up to 64 in the paper (default: 1 2 4 8 16)"
+    result.add_argument("--windows", type=int, nargs="+", default=scaling.WINDOWS, metavar="W", help=windows)
+    ngrams = "N of the same experiments, up to 11 in the paper (default: 3 5 7)"
+    result.add_argument("--ngrams", type=int, nargs="+", default=scaling.NGRAMS, metavar="N", help=ngrams)
+    arguments.add_integer(result, "--limit", "Q", "most questions of each experiment, spread over tasks")
+    arguments.add_integer(result, "--seed", "S", "choose the questions at random, and draw sampled texts, by this seed")
     result.add_argument(
         "--max-new-tokens",
         type=_max_new_tokens,
@@ -130,16 +116,16 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--output must be a directory, got {output}")
     if options.report:
         directories = [pathlib.Path(directory) for directory in options.report]
-        found = [(runs.read(directory / RUN), experiments.load(directory)) for directory in directories]
+        results = [(runs.read(directory / RUN), experiments.load(directory)) for directory in directories]
     else:
         _check(options)
-        found = [_run(names, options, output)]
-    for each, _ in found:
+        results = [_run(names, options, output)]
+    for each, _ in results:
         _show_missing(each)
-    sections = experiments.present(names, found)
+    sections = experiments.present(names, results)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
-    beside = experiments.beside_paper(*found[0]) if len(found) == 1 else None
+    beside = experiments.beside_paper(*results[0]) if len(results) == 1 else None
     beside_paper: list[experiments.Item] = [] if beside is None else [beside]
     console = Console(highlight=False)
     for items in [*sections.values(), beside_paper]:
@@ -147,20 +133,16 @@ def run(options: argparse.Namespace) -> None:
             if isinstance(item, Table):
                 console.print(_table(item))
     with terminal.Status("drawing"):
-        page = report.write(output, sections, [run for run, _ in found], beside_paper)
+        page = report.write(output, sections, [run for run, _ in results], beside_paper)
     print(f"{page}: tables and figures")
 
 
 def _experiments(given: Sequence[str]) -> list[str]:
-    known = experiments.EXPERIMENTS
+    names = list(experiments.EXPERIMENTS)
     for name in given:
-        if name not in known and name != "all":
-            raise ValueError(f"there is no experiment {name!r}; there are {', '.join(known)} and all")
-    return (
-        list(known)
-        if "all" in given
-        else [name for name in known if name in given or (not given and name == "methods")]
-    )
+        if name not in names and name != "all":
+            raise ValueError(f"there is no experiment {name!r}; there are {', '.join(names)} and all")
+    return names if "all" in given else [name for name in names if name in (given or ["methods"])]
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -229,7 +211,8 @@ def _run(
     with terminal.bar(len(cells), num_done, "answers") as advance:
         try:
             for _ in runs.execute(cells, model, encode, file, about, options.seed or 0, options.run_code):
-                num_done += advance(1)
+                advance(1)
+                num_done += 1
         except KeyboardInterrupt:
             print(f"{num_done} of {len(cells)} answers are in {file}; the same command goes on", file=sys.stderr)
             raise

@@ -6,7 +6,8 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from types import ModuleType
+from typing import Any, NoReturn
 
 import jax
 from rich.console import Console
@@ -30,18 +31,8 @@ from jlade.cli import (
     tune,
 )
 
-
-class Command(Protocol):
-    """A module with a command."""
-
-    def parser(self) -> argparse.ArgumentParser:
-        """Returns the parser of the command's arguments."""
-
-    def run(self, options: argparse.Namespace) -> None:
-        """Runs the command."""
-
-
-COMMANDS: dict[str, Command] = {
+# Modules with two functions: `parser` returns that of the arguments, `run` takes what it parsed.
+COMMANDS: dict[str, ModuleType] = {
     "complete": complete,
     "generate": generate,
     "chat": chat,
@@ -80,7 +71,7 @@ smollm2 or an id of the Hugging Face Hub. chat, serve, inspect, compile and plan
 also take it as a word: `jlade chat path/to/model`."""
 
 
-def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+def parse(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
     """Returns the command that the words name, `complete` if they name none, and its options.
 
     Options that the commands share may stand before the command's name.

@@ -3,7 +3,7 @@
 import argparse
 
 import jlade
-from jlade.cli import arguments, limits, programs, terminal
+from jlade.cli import arguments, inspect_device, limits, terminal
 from jlade.cli.generate import size_of_engine
 from jlade.config import CONTROLS
 from jlade.conversion.hf_config import read_config
@@ -40,21 +40,10 @@ def parser() -> argparse.ArgumentParser:
         default="cpu",
         help="the device; cpu is this machine (default: %(default)s)",
     )
-    result.add_argument(
-        "--batch-size", type=int, default=1, metavar="B", help="prompts of a call (default: %(default)s)"
-    )
-    result.add_argument(
-        "--length",
-        type=int,
-        default=1024,
-        metavar="L",
-        help="tokens of prompt and text; a call rounds up to 1024, 2048, 4096, ... (default: %(default)s)",
-    )
-    result.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
-    )
+    arguments.add_integer(result, "--batch-size", "B", "prompts of a call", 1)
+    length = "tokens of prompt and text; a call rounds up to 1024, 2048, 4096, ..."
+    arguments.add_integer(result, "--length", "L", length, 1024)
+    arguments.add_dtype(result)
     result.add_argument(
         "--engine",
         choices=ENGINES,
@@ -63,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--turns", action="store_true", help="also those of the later turns of a chat")
     arguments.add_bits(result)
     arguments.add_kv_dtype(result)
-    programs.add_implementations(result)
+    inspect_device.add_implementations(result)
     arguments.add_lookahead(result)
     arguments.add_settings(result, "min_new_tokens", *CONTROLS)
     arguments.add_grammar(result)
@@ -74,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    programs.look_for_no_driver()
+    inspect_device.look_for_no_driver()
     _check(options)
     given = {
         "dtype": options.dtype,

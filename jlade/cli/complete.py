@@ -78,7 +78,10 @@ def run(options: argparse.Namespace) -> None:
             shown = choice.choose(params, decoder, 1, mesh)
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
-        requests: list[Keywords] = [request | _of_setting(setting, request["prior"]) for setting in settings]
+        requests: list[Keywords] = [
+            request | {"lookahead": setting, "prior": request["prior"] if "recycled" in setting.reach else None}
+            for setting in settings
+        ]
         if options.programs is not None:  # which are those of "auto", not of the setting that it chooses
             requests[0] |= {"programs": options.programs, "lookahead": request["lookahead"]}
         jlade.prepare(params, prompts.whole([ids]), **requests[0])  # checks the arguments
@@ -167,11 +170,6 @@ class _Run:
             "tokens_per_second": self.tally.tokens_per_second,
             "finish_reason": self.finish_reason,
         }
-
-
-def _of_setting(setting: jlade.LookaheadConfig, prior: jlade.Prior | None) -> Keywords:
-    """Returns the keywords of a setting, with the prior if it has use for one."""
-    return {"lookahead": setting, "prior": prior if "recycled" in setting.reach else None}
 
 
 _Runs = dict[jlade.LookaheadConfig, _Run]

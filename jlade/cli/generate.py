@@ -48,13 +48,8 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("files", nargs="*", metavar="FILE", help="file with a prompt; - or none for standard input")
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
-    result.add_argument(
-        "--batch-size",
-        type=int,
-        default=1,
-        metavar="B",
-        help="prompts to decode at once, each followed by the next when it ends (default: %(default)s)",
-    )
+    at_once = "prompts to decode at once, each followed by the next when it ends"
+    arguments.add_integer(result, "--batch-size", "B", at_once, 1)
     result.add_argument("--json", action="store_true", help="print a line with a JSON object for each prompt")
     result.add_argument("--logprobs", action="store_true", help="add the tokens' log-probabilities to --json")
     result.add_argument(
@@ -117,7 +112,8 @@ def run(options: argparse.Namespace) -> None:
         failed: list[str] = []
         try:
             for reasons in _complete(job, num_done, options):
-                num_done += advance(len(reasons))
+                advance(len(reasons))
+                num_done += len(reasons)
                 failed += [FAILURES[reason] for reason in reasons if reason in FAILURES]
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job.items)} prompts are completed", file=sys.stderr)
@@ -350,18 +346,7 @@ def _identity(prompt: FilePrompt | Record, given: Line) -> Line:
 def _given(options: argparse.Namespace) -> Line:
     """Returns the options that decide the texts, if they are not the defaults."""
     defaults = vars(parser().parse_args([]))
-    others = {
-        "files",
-        "lines",
-        "output",
-        "skip_invalid",
-        "batch_size",
-        "json",
-        "debug",
-        "mesh",
-        "strict",
-        "distributed",
-        "programs",
-    }
+    of_files = {"files", "lines", "output", "json", "skip_invalid"}
+    of_process = {"batch_size", "debug", "mesh", "strict", "distributed", "programs"}
     given = {name: value for name, value in vars(options).items() if value != defaults[name]}
-    return {name: value for name, value in given.items() if name not in others}
+    return {name: value for name, value in given.items() if name not in of_files | of_process}

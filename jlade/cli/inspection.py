@@ -16,7 +16,7 @@ from rich.table import Table
 
 import jlade
 from jlade import mesh
-from jlade.cli import arguments, programs, terminal
+from jlade.cli import arguments, inspect_device, terminal
 from jlade.conversion import checkpoint, gguf_weights, huggingface, location
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
@@ -53,14 +53,12 @@ def parser() -> argparse.ArgumentParser:
         ],
     )
     arguments.add_model_name(result, as_word=True)
-    result.add_argument(
-        "--length",
-        type=int,
-        metavar="L",
-        help="tokens of prompt and text in the cache; a call rounds up to 1024, 2048, 4096, ... (default: the model's "
-        "maximum; with --device 1024)",
+    length = (
+        "tokens of prompt and text in the cache; a call rounds up to 1024, 2048, 4096, ... (default: the model's "
+        "maximum; with --device 1024)"
     )
-    result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
+    arguments.add_integer(result, "--length", "L", length)
+    arguments.add_integer(result, "--batch-size", "B", "number of texts", 1)
     result.add_argument(
         "--dtype",
         choices=DTYPE_CHOICES,
@@ -69,16 +67,16 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_kv_dtype(result)
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    programs.add_arguments(result)
+    inspect_device.add_arguments(result)
     return result
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    programs.check(options)
+    inspect_device.check(options)
     directory = arguments.find(options)
     if options.device is not None:
-        programs.run(options, directory)
+        inspect_device.run(options, directory)
         return
     batch_size = check_int("--batch-size", options.batch_size, 1)
     headers = _headers(options.model, directory)
@@ -278,7 +276,7 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         f"KV cache{of_cache}": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x "
         f"{memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
-        "engine": programs.in_words(fitting, memory["length"]),
+        "engine": inspect_device.in_words(fitting, memory["length"]),
         f"setting on {facts['device']}": f"{label(names.parse(lookahead))}, {facts['source']}",
     }
     for tuned in facts["tuned"]:

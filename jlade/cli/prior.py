@@ -47,8 +47,8 @@ def run(options: argparse.Namespace) -> None:
 def _files(names: Sequence[str]) -> list[pathlib.Path]:
     """Returns the files, and those of the directories."""
     paths = [pathlib.Path(name) for name in names]
-    found = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
-    files = [path for each in found for path in each if not path.is_dir()]
+    below = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
+    files = [file for directory in below for file in directory if not file.is_dir()]
     if not files:
         raise ValueError(f"--texts must name files, or directories with files, got {' '.join(names)}")
     return files

@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 import time
@@ -17,7 +18,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -95,16 +95,16 @@ class Bars(Progress):
             speed_estimate_period=math.inf,  # a piece may take minutes
         )
 
-    def begin(self, description: str, total: float | None, num_done: int = 0) -> TaskID:
-        """Adds a bar, whose speed is measured from now on."""
-        task = self.add_task(description, total=total, completed=num_done)
-        self.advance(task, 0)
-        return task
+    def begin(self, description: str, total: float | None, num_done: int = 0) -> Callable[[float], None]:
+        """Adds a bar, whose speed is measured from now on, and returns a function that advances it."""
+        advance = functools.partial(self.advance, self.add_task(description, total=total, completed=num_done))
+        advance(0)
+        return advance
 
 
 @contextlib.contextmanager
-def bar(total: int, num_done: int, unit: str, hidden: bool = False) -> Iterator[Callable[[int], int]]:
-    """Yields a function that advances a bar and returns its argument.
+def bar(total: int, num_done: int, unit: str, hidden: bool = False) -> Iterator[Callable[[float], None]]:
+    """Yields a function that advances a bar.
 
     Args:
       total: number of pieces of work.
@@ -113,13 +113,7 @@ def bar(total: int, num_done: int, unit: str, hidden: bool = False) -> Iterator[
       hidden: whether to show nothing.
     """
     with Bars(MofNCompleteColumn(), TextColumn(unit), hidden=hidden) as bars:
-        task = bars.begin("", total, num_done)
-
-        def advance(number: int) -> int:
-            bars.advance(task, number)
-            return number
-
-        yield advance
+        yield bars.begin("", total, num_done)
 
 
 @contextlib.contextmanager
@@ -129,11 +123,11 @@ def changing_bar(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     `unit` is the name of the pieces of work.
     """
     with Bars(MofNCompleteColumn(), TextColumn(unit), last=(TextColumn("{task.description}"),)) as bars:
-        task = bars.begin("", None)
+        bars.begin("", None)
 
         def show(doing: str, num_done: int, total: int) -> None:
             bars.tasks[0].total = total  # `update` would forget the speed
-            bars.update(task, completed=num_done, description=doing, refresh=True)
+            bars.update(bars.task_ids[0], completed=num_done, description=doing, refresh=True)
 
         yield show
 

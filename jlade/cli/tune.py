@@ -43,12 +43,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
     arguments.add_model(result, has_batches=True)
     arguments.add_kv_dtype(result)
-    result.add_argument(
-        "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
-    )
-    result.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens to generate (default: %(default)s)"
-    )
+    arguments.add_integer(result, "--batch-size", "B", "prompts to decode at once", 1)
+    arguments.add_integer(result, "--max-new-tokens", "M", "most tokens to generate", 128)
     result.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="temperature of the texts to come (default: 0)"
     )

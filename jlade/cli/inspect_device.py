@@ -93,14 +93,14 @@ def look_for_no_driver() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
-def in_words(found: Sequences, capacity: int) -> str:
+def in_words(sequences: Sequences, capacity: int) -> str:
     """Returns how many sequences of an engine fit, and their parts of the memory."""
     bound, temporary = "at most ", ""
-    if found.temporary:
-        bound, temporary = "", f" and {decimal(found.temporary)} of temporary memory"
+    if sequences.temporary:
+        bound, temporary = "", f" and {decimal(sequences.temporary)} of temporary memory"
     return (
-        f"{bound}{found.number:,} sequences of {capacity:,} tokens: {decimal(found.row)} of state{temporary} each, and "
-        f"{decimal(found.prompt)} for a prompt being read"
+        f"{bound}{sequences.number:,} sequences of {capacity:,} tokens: {decimal(sequences.row)} of state{temporary} "
+        f"each, and {decimal(sequences.prompt)} for a prompt being read"
     )
 
 
