@@ -1,3 +1,4 @@
+import functools
 import json
 import re
 import shutil
@@ -39,26 +40,15 @@ FULL = OSError(28, "No space left on device")
 
 
 @pytest.fixture
-def run(capsys):
+def run(run):
     """Returns a function that converts and returns stdout and stderr."""
-
-    def convert_(*arguments):
-        assert cli.main(["convert", *map(str, arguments)]) == 0
-        return capsys.readouterr()
-
-    return convert_
+    return functools.partial(run, "convert")
 
 
 @pytest.fixture
 def refused(refused):
     """Returns a function that expects a conversion to fail and returns the message."""
-
-    def convert_(*arguments):
-        error = refused(["convert", *map(str, arguments)])
-        assert "Traceback" not in error
-        return error.split("jlade convert: error: ")[1]
-
-    return convert_
+    return lambda *arguments: refused(["convert", *arguments]).removeprefix("jlade convert: error: ")
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 import transformers
 
 import jlade
-from jlade import cli
 from jlade.cli import arguments, chat
 from jlade.cli.chat import Conversation
 from jlade.conversion.gguf import unfold
@@ -27,14 +26,9 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def run(capsys):
+def run(run):
     """Runs a command and returns its stdout."""
-
-    def command(*arguments):
-        assert cli.main([str(argument) for argument in arguments]) == 0
-        return capsys.readouterr().out
-
-    return command
+    return lambda *arguments: run(*arguments).out
 
 
 @pytest.mark.slow
