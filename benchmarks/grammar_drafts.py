@@ -23,7 +23,7 @@ from rich.table import Table
 
 import jlade
 from benchmarks import report
-from jlade.cli import options as options_lib
+from jlade.cli import arguments
 from jlade.constraints.grammar import Tables
 from jlade.generation.chat_template import encode, load_tokenizer
 
@@ -48,14 +48,14 @@ class Masks:
 
 def main() -> None:
     parser = report.make_parser(__doc__)
-    options_lib.add_model(parser)
-    options_lib.add_lookahead(parser)
+    arguments.add_model(parser)
+    arguments.add_lookahead(parser)
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="take every N-th task")
     options = parser.parse_args()
-    params, tokenizer = options_lib.load(options)
-    of_chat = load_tokenizer(options_lib.find(options))
-    lookahead = options_lib.lookahead(options)
+    params, tokenizer = arguments.load(options)
+    of_chat = load_tokenizer(arguments.find(options))
+    lookahead = arguments.lookahead(options)
     common = {"tokenizer": tokenizer, "max_new_tokens": options.max_new_tokens, "lookahead": lookahead}
     rows = []
     for line in TASKS.read_text(encoding="utf-8").splitlines()[:: options.every]:

@@ -96,12 +96,11 @@ def _scratch(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _remove(directory: str | os.PathLike[str]) -> None:
     """Removes a directory. After an error, Orbax's threads go on writing there for a moment."""
-    shutil.rmtree(directory, ignore_errors=True)
     for _ in range(20):
+        shutil.rmtree(directory, ignore_errors=True)
         if not os.path.lexists(directory):
             break
         time.sleep(0.05)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -134,11 +133,11 @@ def _errors_of(target: pathlib.Path, scratch: pathlib.Path | None = None) -> Ite
 
 def _sync(path: pathlib.Path) -> None:
     """Waits until the disk has a file, or a directory with all that it holds."""
-    for each in (path, *path.rglob("*")):
-        if each.is_dir():
-            _sync_directory(each)
+    for part in (path, *path.rglob("*")):
+        if part.is_dir():
+            _sync_directory(part)
         else:
-            with each.open("rb+") as file:
+            with part.open("rb+") as file:
                 os.fsync(file.fileno())
 
 

@@ -16,7 +16,8 @@ import jax
 import pytest
 
 from jlade import cli
-from jlade.cli import commands, generate, inspection, options, serve
+from jlade.cli import commands, generate, inspection, serve
+from jlade.cli.arguments import make_mesh
 from jlade.conversion import location
 from jlade.costs import estimate
 from jlade.evaluation.experiments import EXPERIMENTS
@@ -68,7 +69,7 @@ def inline_code(page):
 @pytest.fixture
 def workplace(tmp_path, monkeypatch, small_demo):
     """A directory with the files that the examples name."""
-    monkeypatch.setattr(options, "DEMO", small_demo)
+    monkeypatch.setattr("jlade.cli.arguments.DEMO", small_demo)
     monkeypatch.setattr(estimate, "SMALL_BLOCK", PAPER)  # which compiles soon
     monkeypatch.setattr(location, "installed", lambda name: None)  # `make chat` may have installed a model
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)  # one process runs the examples
@@ -111,7 +112,7 @@ def run_line(words, place, monkeypatch, capsys):
         case ["srun", "--nodes=2", "jlade", "generate", *arguments] | ["jlade", "generate", *arguments] if (
             "--distributed" in arguments  # one process of several
         ):
-            options.make_mesh(generate.parser().parse_args(arguments))
+            make_mesh(generate.parser().parse_args(arguments))
         case ["echo", text, "|", "jlade", *arguments]:
             run_command(arguments, f"{text}\n", place, monkeypatch, capsys)
         case ["jlade", "serve", *arguments]:  # tests/server runs it

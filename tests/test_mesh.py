@@ -89,14 +89,10 @@ def test_places_of_parameters(vocab_size):
 def test_put_and_fetch():
     mesh = mesh_lib.split(jlade.make_mesh(2, 2, 2), 2)
     tree = {"x": np.arange(8.0), "key": jax.random.key(3), "none": None}
-    placed = mesh_lib.put(
-        tree, mesh, {"x": PartitionSpec(("data", *MODEL)), "key": PartitionSpec(), "none": PartitionSpec()}
-    )
+    specs = {"x": PartitionSpec(("data", *MODEL)), "key": PartitionSpec(), "none": PartitionSpec()}
+    placed = mesh_lib.put(tree, mesh, specs)
     assert placed["x"].addressable_shards[0].data.shape == (2,)
     assert mesh_lib.mesh_of(placed) == mesh
     assert mesh_lib.mesh_of({"x": jnp.arange(3)}) is None
     np.testing.assert_array_equal(mesh_lib.fetch(placed["x"]), tree["x"])
-    again = mesh_lib.put(
-        placed, mesh, {"x": PartitionSpec(("data", *MODEL)), "key": PartitionSpec(), "none": PartitionSpec()}
-    )
-    assert again["x"] is placed["x"]
+    assert mesh_lib.put(placed, mesh, specs)["x"] is placed["x"]

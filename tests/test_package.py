@@ -18,16 +18,8 @@ def test_public_names_exist():
 
 def test_the_types_of_a_program_of_ones_own_are_public():
     """Those in the signatures of decode and its parts, and in the fields of their arguments."""
-    things = (
-        jlade.load,
-        jlade.decode,
-        jlade.prefill,
-        jlade.start,
-        jlade.step,
-        jlade.Inputs,
-        jlade.DecodeConfig,
-        jlade.Stopping,
-    )
+    functions = jlade.load, jlade.decode, jlade.prefill, jlade.start, jlade.step
+    things = *functions, jlade.Inputs, jlade.DecodeConfig, jlade.Stopping
     hints = [hint for thing in things for hint in typing.get_type_hints(thing).values()]
     types = {one for hint in hints for one in (hint, *typing.get_args(hint)) if isinstance(one, type)}
     names = {one.__name__ for one in types if one.__module__.startswith("jlade.")}
@@ -43,18 +35,8 @@ def test_the_core_needs_few_packages():
     """An extra brings what only some users need."""
     needed = [each for each in importlib.metadata.requires("jlade") or [] if "extra ==" not in each]
     names = {re.split(r"[^\w-]", each)[0].replace("_", "-") for each in needed}
-    core = {
-        "filelock",
-        "flax",
-        "huggingface-hub",
-        "jax",
-        "lazy-loader",
-        "numpy",
-        "rich",
-        "safetensors",
-        "tokenizers",
-    }
-    assert names == core
+    core = {"filelock", "flax", "jax", "lazy-loader", "numpy", "rich"}
+    assert names == core | {"huggingface-hub", "safetensors", "tokenizers"}
 
 
 def test_the_package_says_that_it_is_typed_and_ships_the_demo_with_its_card():

@@ -127,30 +127,16 @@ def test_hub_ids_are_found_in_the_cache(tmp_path, monkeypatch, demo):
     assert jlade.load_sampling("someone/demo", revision="main") == jlade.SamplingConfig()
 
 
+NO_PATH = "path must be a directory, a GGUF file, smollm2 or an id"
+NOWHERE = "some one/demo", "nowhere", "/no/where"
+
+
 @pytest.mark.parametrize(
     ("path", "revision", "message"),
     [
-        (
-            "someone/other",
-            None,
-            "path must be a directory, a GGUF file, smollm2 or an id .* 'someone/other'.*HF_HUB_OFFLINE is set",
-        ),
+        ("someone/other", None, f"{NO_PATH} .* 'someone/other'.*HF_HUB_OFFLINE is set"),
         ("someone/demo", "v2", "'someone/demo'.*HF_HUB_OFFLINE is set"),
-        (
-            "some one/demo",
-            None,
-            "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .* got 'some one/demo'",
-        ),
-        (
-            "nowhere",
-            None,
-            "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .* got 'nowhere'",
-        ),
-        (
-            "/no/where",
-            None,
-            "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .* got '/no/where'",
-        ),
+        *((path, None, f"{NO_PATH} of the Hugging Face Hub .* got {path!r}") for path in NOWHERE),
         (DEMO, "main", "revision='main' is for ids of the Hub"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 import jlade
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.conversion import save_hf
 from jlade.models.architecture import BEFORE_GATE, CONVOLUTION, DELTA, STATE_SPACE, Multipliers, Recurrence
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, init_params

@@ -18,9 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("jlade: error: standard output is closed")
     try:
         with interrupts.delayed():  # an exception amid the imports of JAX can crash Python
-            from jlade.cli import status
+            from jlade.cli import terminal
 
-            with status.show("starting"):
+            with terminal.Status("starting"):
                 from jlade.cli import commands  # imports JAX, which takes a second
         command, options = commands.parse(words)
         try:

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jlade.cli import options as options_lib
-from jlade.cli import progress, status
+from jlade.cli import arguments, terminal
 from jlade.errors import check_int
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import EvaluatedModel
@@ -30,7 +29,7 @@ PAPER = "paper"  # in the place of a number of tokens
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     every = "\n".join(f"{name:<10} {each.summary}" for name, each in experiments.EXPERIMENTS.items())
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade bench",
         description="Decode the questions of data sets by several methods, in turns, and write tables, figures and a\n"
         "report of the results. A run that was interrupted goes on where it stopped.",
@@ -44,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
     )
-    options_lib.add_model(result)
-    options_lib.add_kv_dtype(result)
+    arguments.add_model(result)
+    arguments.add_kv_dtype(result)
     result.add_argument(
         "--data",
         nargs="+",
@@ -72,26 +71,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="SETTING",
         help="setting of the experiments that do not vary it (default: %(default)s)",
     )
-    result.add_argument(
-        "--windows",
-        type=int,
-        nargs="+",
-        default=scaling.WINDOWS,
-        metavar="W",
-        help="W = G of the experiments that vary it, up to 64 in the paper (default: 1 2 4 8 16)",
-    )
-    result.add_argument(
-        "--ngrams",
-        type=int,
-        nargs="+",
-        default=scaling.NGRAMS,
-        metavar="N",
-        help="N of the same experiments, up to 11 in the paper (default: 3 5 7)",
-    )
-    result.add_argument("--limit", type=int, metavar="Q", help="most questions of each experiment, spread over tasks")
-    result.add_argument(
-        "--seed", type=int, metavar="S", help="choose the questions at random, and draw sampled texts, by this seed"
-    )
+    windows = "W = G of the experiments that vary it, up to 64 in the paper (default: 1 2 4 8 16)"
+    result.add_argument("--windows", type=int, nargs="+", default=scaling.WINDOWS, metavar="W", help=windows)
+    ngrams = "N of the same experiments, up to 11 in the paper (default: 3 5 7)"
+    result.add_argument("--ngrams", type=int, nargs="+", default=scaling.NGRAMS, metavar="N", help=ngrams)
+    arguments.add_integer(result, "--limit", "Q", "most questions of each experiment, spread over tasks")
+    arguments.add_integer(result, "--seed", "S", "choose the questions at random, and draw sampled texts, by this seed")
     result.add_argument(
         "--max-new-tokens",
         type=_max_new_tokens,
@@ -131,37 +116,33 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--output must be a directory, got {output}")
     if options.report:
         directories = [pathlib.Path(directory) for directory in options.report]
-        found = [(runs.read(directory / RUN), experiments.load(directory)) for directory in directories]
+        results = [(runs.read(directory / RUN), experiments.load(directory)) for directory in directories]
     else:
         _check(options)
-        found = [_run(names, options, output)]
-    for each, _ in found:
+        results = [_run(names, options, output)]
+    for each, _ in results:
         _show_missing(each)
-    sections = experiments.present(names, found)
+    sections = experiments.present(names, results)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
-    beside = experiments.beside_paper(*found[0]) if len(found) == 1 else None
+    beside = experiments.beside_paper(*results[0]) if len(results) == 1 else None
     beside_paper: list[experiments.Item] = [] if beside is None else [beside]
     console = Console(highlight=False)
     for items in [*sections.values(), beside_paper]:
         for item in items:
             if isinstance(item, Table):
                 console.print(_table(item))
-    with status.show("drawing"):
-        page = report.write(output, sections, [run for run, _ in found], beside_paper)
+    with terminal.Status("drawing"):
+        page = report.write(output, sections, [run for run, _ in results], beside_paper)
     print(f"{page}: tables and figures")
 
 
 def _experiments(given: Sequence[str]) -> list[str]:
-    known = experiments.EXPERIMENTS
+    names = list(experiments.EXPERIMENTS)
     for name in given:
-        if name not in known and name != "all":
-            raise ValueError(f"there is no experiment {name!r}; there are {', '.join(known)} and all")
-    return (
-        list(known)
-        if "all" in given
-        else [name for name in known if name in given or (not given and name == "methods")]
-    )
+        if name not in names and name != "all":
+            raise ValueError(f"there is no experiment {name!r}; there are {', '.join(names)} and all")
+    return names if "all" in given else [name for name in names if name in (given or ["methods"])]
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -172,7 +153,7 @@ def _check(options: argparse.Namespace) -> None:
         check_int("--limit", options.limit, 1)
     if options.seed is not None:
         check_int("--seed", options.seed, 0)
-    options_lib.setting("--lookahead", options.lookahead)
+    arguments.setting("--lookahead", options.lookahead)
     for name, values, least in (("--windows", options.windows, 1), ("--ngrams", options.ngrams, 2)):
         if len({check_int(name, value, least) for value in values}) < 2:
             raise ValueError(f"{name} must have two or more different values, got {' '.join(map(str, values))}")
@@ -199,14 +180,14 @@ def _run(
         options.ngrams,
     )
     cells = experiments.cells(selections.values(), sets, dtype)
-    with status.show("loading"):
-        params, tokenizer = options_lib.load(options)
-        encode = _chat(options_lib.find(options), tokenizer)
+    with terminal.Status("loading"):
+        params, tokenizer = arguments.load(options)
+        encode = _chat(arguments.find(options), tokenizer)
 
     def load(other: str) -> LlamaParams:
         if other == dtype:
             return params
-        return options_lib.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
+        return arguments.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
 
     limit = None if options.max_new_tokens == PAPER else options.max_new_tokens
     model = EvaluatedModel(load, dtype, tokenizer, limit, options.kv_dtype)
@@ -227,10 +208,11 @@ def _run(
     }
     file = directory / RUN
     num_done = runs.done_cells(file, cells)
-    with progress.bar(len(cells), num_done, "answers") as advance:
+    with terminal.bar(len(cells), num_done, "answers") as advance:
         try:
             for _ in runs.execute(cells, model, encode, file, about, options.seed or 0, options.run_code):
-                num_done += advance(1)
+                advance(1)
+                num_done += 1
         except KeyboardInterrupt:
             print(f"{num_done} of {len(cells)} answers are in {file}; the same command goes on", file=sys.stderr)
             raise

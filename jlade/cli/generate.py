@@ -15,9 +15,8 @@ import jax
 
 import jlade
 from jlade import mesh
-from jlade.cli import distributed, progress, status
-from jlade.cli import options as options_lib
-from jlade.cli.options import FilePrompt
+from jlade.cli import arguments, distributed, terminal
+from jlade.cli.arguments import FilePrompt
 from jlade.errors import check_int
 from jlade.files import append_line
 from jlade.generation import prompts as prompts_lib
@@ -36,7 +35,7 @@ Result = tuple["_Item", jlade.Generation | None]  # None for a prompt that canno
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade generate",
         description="Print the completion of each file, line or record, in order. A file whose name ends in .jsonl "
         "holds records: objects with prompt or messages and other fields of OpenAI's interface, or lines of OpenAI's "
@@ -49,13 +48,8 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("files", nargs="*", metavar="FILE", help="file with a prompt; - or none for standard input")
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
-    result.add_argument(
-        "--batch-size",
-        type=int,
-        default=1,
-        metavar="B",
-        help="prompts to decode at once, each followed by the next when it ends (default: %(default)s)",
-    )
+    at_once = "prompts to decode at once, each followed by the next when it ends"
+    arguments.add_integer(result, "--batch-size", "B", at_once, 1)
     result.add_argument("--json", action="store_true", help="print a line with a JSON object for each prompt")
     result.add_argument("--logprobs", action="store_true", help="add the tokens' log-probabilities to --json")
     result.add_argument(
@@ -68,9 +62,9 @@ def parser() -> argparse.ArgumentParser:
         "--skip-invalid", action="store_true", help="report a prompt that cannot be completed, and go on without it"
     )
     distributed.add_arguments(result)
-    options_lib.add_shared(result, has_batches=True)
-    options_lib.add_grammar(result)
-    options_lib.add_programs(result)
+    arguments.add_shared(result, has_batches=True)
+    arguments.add_grammar(result)
+    arguments.add_programs(result)
     return result
 
 
@@ -106,19 +100,20 @@ def run(options: argparse.Namespace) -> None:
         with distributed.agreed():
             request, prompts = _read(options)
         # Loading may be an exchange itself. An error there ends this process, and JAX ends the others.
-        with status.show("loading") if distributed.is_first() else contextlib.nullcontext():
-            params, tokenizer = options_lib.load(options)
+        with terminal.Status("loading") if distributed.is_first() else contextlib.nullcontext():
+            params, tokenizer = arguments.load(options)
         with distributed.agreed():
             job, num_done = _prepare(params, request | {"tokenizer": tokenizer}, prompts, options)
         same = vars(options) | {"distributed": None}
         distributed.check_equal("prompts or options", (same, [item.prompt for item in job.items]))
         num_done = distributed.of_first(num_done)
         hidden = job.output is None and sys.stdout.isatty()  # the completions are there to see
-        advance = stack.enter_context(progress.bar(len(job.items), num_done, "prompts", hidden))
+        advance = stack.enter_context(terminal.bar(len(job.items), num_done, "prompts", hidden))
         failed: list[str] = []
         try:
             for reasons in _complete(job, num_done, options):
-                num_done += advance(len(reasons))
+                advance(len(reasons))
+                num_done += len(reasons)
                 failed += [FAILURES[reason] for reason in reasons if reason in FAILURES]
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job.items)} prompts are completed", file=sys.stderr)
@@ -135,17 +130,17 @@ def _read(options: argparse.Namespace) -> tuple[Keywords, list[FilePrompt | Reco
     check_int("--batch-size", options.batch_size, 1)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs needs --json or --output: the text has no place for log-probabilities")
-    options_lib.make_mesh(options)  # checks --mesh
+    arguments.make_mesh(options)  # checks --mesh
     names = options.files or ["-"]
     of_records = [name.endswith(records.SUFFIX) for name in names]
-    request = options_lib.request(options, are_defaults=any(of_records)) | {"logprobs": options.logprobs}
-    request |= {"grammar": options_lib.grammar(options), "programs": options.programs}
+    request = arguments.request(options, are_defaults=any(of_records)) | {"logprobs": options.logprobs}
+    request |= {"grammar": arguments.grammar(options), "programs": options.programs}
     prompts: list[FilePrompt | Record] = []
     for name, has_records in zip(names, of_records, strict=True):
         if has_records:
-            prompts += records.parse(name, options_lib.read(name))
+            prompts += records.parse(name, arguments.read(name))
         else:
-            prompts += options_lib.read_prompts(name, options.lines)
+            prompts += arguments.read_prompts(name, options.lines)
     return request, prompts
 
 
@@ -156,7 +151,7 @@ def _prepare(
     options: argparse.Namespace,
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
-    directory, capacity = functools.partial(options_lib.find, options), params.decoder.max_positions
+    directory, capacity = functools.partial(arguments.find, options), params.decoder.max_positions
     reader, ids = records.RecordReader(params, request, directory, capacity), records.CustomIds()
     checked = (_check(params, prompt, number, request, options, reader, ids) for number, prompt in enumerate(prompts))
     items = [item for item in checked if item is not None]
@@ -227,7 +222,7 @@ def _check(
                 raise ValueError(f"{prompt.source}: tools need --json or --output: the text has no place for calls")
         else:
             ids = text.encode(request["tokenizer"], prompt.text)
-            options_lib.check_positions(params, prompt.source, ids, options.max_new_tokens)
+            arguments.check_positions(params, prompt.source, ids, options.max_new_tokens)
             own = _own(params, ids, request)
     except ValueError as error:
         if not options.skip_invalid:
@@ -253,7 +248,7 @@ def _stream(job: _Job, item: _Item) -> str | None:
     """Prints the completion of a prompt as it is generated, and returns why it ended."""
     if item.error is not None:
         return None
-    with status.show("compiling and reading") if sys.stdout.isatty() else contextlib.nullcontext():
+    with terminal.Status("compiling and reading") if sys.stdout.isatty() else contextlib.nullcontext():
         pieces = jlade.stream(job.params, prompts_lib.whole([item.ids]), **(job.request | item.options))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
@@ -351,18 +346,7 @@ def _identity(prompt: FilePrompt | Record, given: Line) -> Line:
 def _given(options: argparse.Namespace) -> Line:
     """Returns the options that decide the texts, if they are not the defaults."""
     defaults = vars(parser().parse_args([]))
-    others = {
-        "files",
-        "lines",
-        "output",
-        "skip_invalid",
-        "batch_size",
-        "json",
-        "debug",
-        "mesh",
-        "strict",
-        "distributed",
-        "programs",
-    }
+    of_files = {"files", "lines", "output", "json", "skip_invalid"}
+    of_process = {"batch_size", "debug", "mesh", "strict", "distributed", "programs"}
     given = {name: value for name, value in vars(options).items() if value != defaults[name]}
-    return {name: value for name, value in given.items() if name not in others}
+    return {name: value for name, value in given.items() if name not in of_files | of_process}

@@ -13,12 +13,10 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 import jlade
 from jlade import mesh
-from jlade.cli import options as options_lib
-from jlade.cli import programs
+from jlade.cli import arguments, inspect_device, terminal
 from jlade.conversion import checkpoint, gguf_weights, huggingface, location
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
@@ -43,7 +41,7 @@ DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade inspect",
         description="Describe a checkpoint, the memory it needs, and the setting for it on this device; or, with "
         "--device, its programs on any device. Weights are not read, and those of the Hub not fetched; a checkpoint "
@@ -53,33 +51,31 @@ def parser() -> argparse.ArgumentParser:
             "jlade inspect owner/name --device h100 --lookahead tree=63",
         ],
     )
-    options_lib.add_model_name(result, as_word=True)
-    result.add_argument(
-        "--length",
-        type=int,
-        metavar="L",
-        help="tokens of prompt and text in the cache; a call rounds up to 1024, 2048, 4096, ... (default: the model's "
-        "maximum; with --device 1024)",
+    arguments.add_model_name(result, as_word=True)
+    length = (
+        "tokens of prompt and text in the cache; a call rounds up to 1024, 2048, 4096, ... (default: the model's "
+        "maximum; with --device 1024)"
     )
-    result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
+    arguments.add_integer(result, "--length", "L", length)
+    arguments.add_integer(result, "--batch-size", "B", "number of texts", 1)
     result.add_argument(
         "--dtype",
         choices=DTYPE_CHOICES,
         help="dtype of weights and cache in memory; auto: as in config.json, else that of the files (default: "
         "float32 on CPUs, else bfloat16)",
     )
-    options_lib.add_kv_dtype(result)
+    arguments.add_kv_dtype(result)
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    programs.add_arguments(result)
+    inspect_device.add_arguments(result)
     return result
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    programs.check(options)
-    directory = options_lib.find(options)
+    inspect_device.check(options)
+    directory = arguments.find(options)
     if options.device is not None:
-        programs.run(options, directory)
+        inspect_device.run(options, directory)
         return
     batch_size = check_int("--batch-size", options.batch_size, 1)
     headers = _headers(options.model, directory)
@@ -100,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
     fitting = sequences.from_shapes(rows, setting, devices.memory_of_attached(device))
     tuned = choice.find_all(shapes, decoder)
     facts = {
-        "path": str(options.model or options_lib.DEMO),
+        "path": str(options.model or arguments.DEMO),
         "format": headers.format,
         "family": headers.family,
         "config": _config_facts(config),
@@ -279,7 +275,7 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         f"KV cache{of_cache}": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x "
         f"{memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
-        "engine": programs.in_words(fitting, memory["length"]),
+        "engine": inspect_device.in_words(fitting, memory["length"]),
         f"setting on {facts['device']}": f"{label(names.parse(lookahead))}, {facts['source']}",
     }
     for tuned in facts["tuned"]:
@@ -288,7 +284,4 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         devices = f"{number_or_mesh} devices" if number_or_mesh.isdecimal() else number_or_mesh
         where = "" if number_or_mesh == "1" else f" on {devices}"
         rows[f"tuned for batch size {tuned['batch_size']}{where}"] = found
-    result = Table(show_header=False)
-    for name, value in rows.items():
-        result.add_row(name, Text(value))
-    return result
+    return terminal.facts_table(rows)

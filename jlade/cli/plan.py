@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
-from jlade.cli import options as options_lib
+from jlade.cli import arguments
 from jlade.costs.devices import DEVICES
 from jlade.costs.plan import DTYPES, Option, Plan
 from jlade.costs.settings import SOURCES
@@ -21,7 +21,7 @@ ROWS = 12  # of the table
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade plan",
         description="Estimate memory and speed of decoding on many devices, for every mesh that the model can be "
         "divided among, and recommend one with a setting. The estimates come from shapes and data sheets: nothing is "
@@ -31,17 +31,15 @@ def parser() -> argparse.ArgumentParser:
             "jlade plan owner/name --device v5e --count 8 --batch-size 32",
         ],
     )
-    options_lib.add_model_name(result, as_word=True)
+    arguments.add_model_name(result, as_word=True)
     kind = "the kind of the devices (default: %(default)s)"
     result.add_argument("--device", default="h100", choices=tuple(DEVICES), type=str.lower, help=kind)
-    result.add_argument("--count", type=int, default=1, metavar="D", help="number of devices (default: %(default)s)")
-    result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
-    result.add_argument(
-        "--length", type=int, default=1024, metavar="L", help="tokens of prompt and text (default: %(default)s)"
-    )
+    arguments.add_integer(result, "--count", "D", "number of devices", 1)
+    arguments.add_integer(result, "--batch-size", "B", "number of texts", 1)
+    arguments.add_integer(result, "--length", "L", "tokens of prompt and text", 1024)
     result.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
-    options_lib.add_bits(result)
-    options_lib.add_kv_dtype(result)
+    arguments.add_bits(result)
+    arguments.add_kv_dtype(result)
     result.add_argument(
         "--lookahead", metavar="SETTING", help="plan for this setting, like 15,5,15 (default: the fastest)"
     )
@@ -58,9 +56,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
-    found = jlade.plan(
-        options_lib.find(options),
+    lookahead: Any = "auto" if options.lookahead is None else arguments.setting("--lookahead", options.lookahead)
+    plan = jlade.plan(
+        arguments.find(options),
         options.device,
         options.count,
         dtype=options.dtype,
@@ -72,9 +70,9 @@ def run(options: argparse.Namespace) -> None:
         compression=_compression(options.compression),
     )
     if options.json:
-        print(json.dumps(found.facts()))
+        print(json.dumps(plan.facts()))
     else:
-        Console(highlight=False).print(Group(_table(found), Text(_recommendation(found))))
+        Console(highlight=False).print(Group(_table(plan), Text(_recommendation(plan))))
 
 
 def _compression(text: str) -> Any:
@@ -86,12 +84,12 @@ def _compression(text: str) -> Any:
         raise ValueError(f"--compression must be {', '.join(SOURCES)} or a number, got {text!r}") from error
 
 
-def _table(found: Plan) -> Table:
+def _table(plan: Plan) -> Table:
     """Returns the fastest meshes."""
-    result = Table(title=f"Estimates for up to {found.count} {found.device}, {decimal(found.memory)} each")
+    result = Table(title=f"Estimates for up to {plan.count} {plan.device}, {decimal(plan.memory)} each")
     for name in ("data, lookahead, model", "setting", "tokens per step", "memory", "floor", "step", "tokens/s"):
         result.add_column(name, justify="left" if name in ("data, lookahead, model", "setting") else "right")
-    for option in found.options[:ROWS]:
+    for option in plan.options[:ROWS]:
         result.add_row(
             ", ".join(map(str, option.layout)),
             label(option.lookahead),
@@ -104,27 +102,19 @@ def _table(found: Plan) -> Table:
     return result
 
 
-def _recommendation(found: Plan) -> str:
+def _recommendation(plan: Plan) -> str:
     """Returns the recommended mesh in words, or the remedies if none fits."""
-    best, hidden = found.recommended, len(found.options) - ROWS
+    best, hidden = plan.recommended, len(plan.options) - ROWS
     more = f"\n--json has {hidden} more meshes." if hidden > 0 else ""
     if best is None:
-        least = min(option.memory.total for option in found.options)
+        least = min(option.memory.total for option in plan.options)
         return (
-            f"No mesh fits: a device needs at least {decimal(least)} and has {decimal(found.memory)}. Take more "
+            f"No mesh fits: a device needs at least {decimal(least)} and has {decimal(plan.memory)}. Take more "
             f"devices, --bits 8 or 4, --kv-dtype, a shorter --length or fewer texts.{more}"
         )
-    return f"Recommended: {_call(best)}, {_setting(best)}.\n{_parts(best)}{more}"
-
-
-def _call(option: Option) -> str:
-    sizes = ", ".join(f"{name}={size}" for name, size in option.layout._asdict().items())
-    return f"jlade.make_mesh({sizes})"
-
-
-def _setting(option: Option) -> str:
-    setting = label(option.lookahead)
-    return "plain decoding" if setting == "plain" else setting
+    sizes = ", ".join(f"{name}={size}" for name, size in best.layout._asdict().items())
+    setting = "plain decoding" if best.lookahead.block_size == 1 else label(best.lookahead)
+    return f"Recommended: jlade.make_mesh({sizes}), {setting}.\n{_parts(best)}{more}"
 
 
 def _parts(option: Option) -> str:

@@ -5,13 +5,12 @@ import pathlib
 from collections.abc import Sequence
 
 import jlade
-from jlade.cli import options as options_lib
-from jlade.cli import status
+from jlade.cli import arguments, terminal
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade prior",
         description="Let a model read texts once, and write the most probable tokens after pairs of tokens to a file. "
         "With --prior, the other commands draft from it, so that drafts are good from the first step on; no text "
@@ -23,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
             "jlade prior smollm2 --texts answers notes.md --output smollm2.safetensors",
         ],
     )
-    options_lib.add_model(result, as_word=True)
+    arguments.add_model(result, as_word=True)
     result.add_argument(
         "--texts", nargs="+", required=True, metavar="PATH", help="files of UTF-8, or directories of these"
     )
@@ -36,9 +35,9 @@ def run(options: argparse.Namespace) -> None:
     target = pathlib.Path(options.output)
     if target.exists() and not target.is_file():
         raise ValueError(f"--output must be a file, got {options.output}")
-    texts = [options_lib.read(str(file)) for file in _files(options.texts)]
-    with status.show("loading") as line:
-        params, tokenizer = options_lib.load(options)
+    texts = [arguments.read(str(file)) for file in _files(options.texts)]
+    with terminal.Status("loading") as line:
+        params, tokenizer = arguments.load(options)
         line.say("reading")
         prior = jlade.prior(params, texts, tokenizer)
     jlade.save_prior(prior, target)
@@ -48,8 +47,8 @@ def run(options: argparse.Namespace) -> None:
 def _files(names: Sequence[str]) -> list[pathlib.Path]:
     """Returns the files, and those of the directories."""
     paths = [pathlib.Path(name) for name in names]
-    found = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
-    files = [path for each in found for path in each if not path.is_dir()]
+    below = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
+    files = [file for directory in below for file in directory if not file.is_dir()]
     if not files:
         raise ValueError(f"--texts must name files, or directories with files, got {' '.join(names)}")
     return files

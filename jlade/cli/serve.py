@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 import jlade
+from jlade.cli import arguments as options_lib
 from jlade.cli import limits
-from jlade.cli import options as options_lib
 from jlade.errors import check_int
 from jlade.mesh import DATA
 from jlade.server import served_model

@@ -1,17 +1,135 @@
-"""The display of an answer while it is generated: live on a terminal, as plain text elsewhere."""
+"""What the commands show on a terminal: what they are doing, progress bars, answers as they come, tables of speed.
+
+`jlade.cli` imports this module before JAX, so it imports nothing of jlade.
+"""
 
 import contextlib
+import dataclasses
+import functools
+import math
+import operator
+import time
 from collections.abc import Callable, Iterator
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
 from rich.text import Text
 
-from jlade.cli import display
-from jlade.cli.display import STEP_STYLES
+NARROW = 72  # columns
+STEP_STYLES = ("bright_cyan", "bright_magenta", "bright_yellow", "bright_green")
+
+_CONTROLS = dict.fromkeys(i for i in (*range(32), *range(127, 160)) if chr(i) not in "\t\n")
 
 Show = Callable[[str, int, str], None]
 """Shows the text of a step, coloured by its number of tokens, and the status of the answer."""
+
+
+class Status(contextlib.AbstractContextManager["Status"]):
+    """What a command is doing, with the seconds since it began: "compiling, 12 s".
+
+    It is shown on stderr if that is a terminal, until `clear` or the end of the block.
+
+    Args:
+      doing: the first activity.
+      above: lines to show above it, for example the prompt.
+    """
+
+    def __init__(self, doing: str, above: RenderableType | None = None):
+        self._doing, self._begin, self._above = doing, time.monotonic(), above
+        console = Console(stderr=True)
+        self._live = Live(
+            console=console,
+            get_renderable=self._lines,
+            transient=True,
+            auto_refresh=console.is_terminal,
+            redirect_stdout=False,  # it may be a pipe or a file
+            redirect_stderr=False,
+        )
+        if console.is_terminal:
+            self._live.start(refresh=True)
+
+    def say(self, doing: str) -> None:
+        """Shows another activity, which begins now."""
+        self._doing, self._begin = doing, time.monotonic()
+        if self._live.is_started:
+            self._live.refresh()
+
+    def clear(self) -> None:
+        """Removes the line."""
+        self._live.stop()
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
+    def _lines(self) -> RenderableType:
+        seconds = int(time.monotonic() - self._begin)
+        line = Text(f"{self._doing}, {seconds} s" if seconds else self._doing, style="dim")
+        return line if self._above is None else Group(self._above, line)
+
+
+class Bars(Progress):
+    """Progress bars on stderr, if that is a terminal: columns, the bar, the time since its beginning, and that left."""
+
+    def __init__(self, *columns: ProgressColumn, last: tuple[ProgressColumn, ...] = (), hidden: bool = False):
+        console = Console(stderr=True)
+        super().__init__(
+            *columns,
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            *last,
+            console=console,
+            disable=hidden or not console.is_terminal,
+            redirect_stdout=False,
+            speed_estimate_period=math.inf,  # a piece may take minutes
+        )
+
+    def begin(self, description: str, total: float | None, num_done: int = 0) -> Callable[[float], None]:
+        """Adds a bar, whose speed is measured from now on, and returns a function that advances it."""
+        advance = functools.partial(self.advance, self.add_task(description, total=total, completed=num_done))
+        advance(0)
+        return advance
+
+
+@contextlib.contextmanager
+def bar(total: int, num_done: int, unit: str, hidden: bool = False) -> Iterator[Callable[[float], None]]:
+    """Yields a function that advances a bar.
+
+    Args:
+      total: number of pieces of work.
+      num_done: those done before.
+      unit: their name, such as "prompts".
+      hidden: whether to show nothing.
+    """
+    with Bars(MofNCompleteColumn(), TextColumn(unit), hidden=hidden) as bars:
+        yield bars.begin("", total, num_done)
+
+
+@contextlib.contextmanager
+def changing_bar(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields a function that shows work whose amount may change: it takes what is done now, the number done, and all.
+
+    `unit` is the name of the pieces of work.
+    """
+    with Bars(MofNCompleteColumn(), TextColumn(unit), last=(TextColumn("{task.description}"),)) as bars:
+        bars.begin("", None)
+
+        def show(doing: str, num_done: int, total: int) -> None:
+            bars.tasks[0].total = total  # `update` would forget the speed
+            bars.update(bars.task_ids[0], completed=num_done, description=doing, refresh=True)
+
+        yield show
 
 
 @contextlib.contextmanager
@@ -23,7 +141,7 @@ def live_answer(console: Console) -> Iterator[Show]:
 
     def show(text: str, num_tokens: int, status: str) -> None:
         nonlocal line, num_scrolled
-        line.append_text(display.visible(text, step_style(num_tokens)))
+        line.append_text(visible(text, step_style(num_tokens)))
         *finished, line = line.split("\n", allow_blank=True)
         scrolled = []
         for whole in finished:
@@ -56,6 +174,11 @@ def plain_answer() -> Iterator[Show]:
     print(flush=True)
 
 
+def visible(text: str, style: str) -> Text:
+    """Returns the text without control characters, with which a model could control the terminal."""
+    return Text(text.translate(_CONTROLS), style=style)
+
+
 def step_style(num_tokens: int) -> str:
     """Returns the colour of a step that accepted `num_tokens` tokens."""
     return STEP_STYLES[min(num_tokens, len(STEP_STYLES)) - 1]
@@ -66,3 +189,71 @@ def legend() -> Text:
     last = len(STEP_STYLES)
     parts = [(f" {n}{' or more' if n == last else ''}", step_style(n)) for n in range(1, last + 1)]
     return Text.assemble("The colour shows how many tokens a step accepted:", *parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Tokens and steps, and the seconds that `timed_tokens` of the tokens took."""
+
+    tokens: int = 0
+    steps: int = 0
+    timed_tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+    @property
+    def compression(self) -> float | None:
+        """Tokens per step; None without steps."""
+        return self.tokens / self.steps if self.steps else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Timed tokens per second; None when nothing was timed."""
+        return self.timed_tokens / self.seconds if self.seconds else None
+
+    def figures(self) -> dict[str, str]:
+        """Returns the columns of `Tallies`."""
+        return {
+            "tokens": str(self.tokens),
+            "steps": str(self.steps),
+            "tokens/step": "-" if self.compression is None else f"{self.compression:.2f}",
+            "tokens/s": "-" if self.tokens_per_second is None else f"{self.tokens_per_second:.0f}",
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Tallies:
+    """Tallies by name as a table, or line by line where the terminal is narrow.
+
+    With a `baseline` each has its speed relative to that.
+    """
+
+    tallies: dict[str, Tally]
+    baseline: Tally | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        base = None if self.baseline is None else self.baseline.tokens_per_second
+        rows = {
+            name: tally.figures() | ({"speed": f"{(tally.tokens_per_second or 0) / base:.2f}x"} if base else {})
+            for name, tally in self.tallies.items()
+        }
+        if options.max_width < NARROW:
+            for name, figures in rows.items():
+                yield Text(f"{name}: " + ", ".join(f"{figure} {unit}" for unit, figure in figures.items()))
+            return
+        table = Table("", *next(iter(rows.values()), {}))
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for name, figures in rows.items():
+            table.add_row(name, *figures.values())
+        yield table
+
+
+def facts_table(rows: dict[str, str]) -> Table:
+    """Returns a table of two columns: names and facts."""
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table

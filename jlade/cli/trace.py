@@ -3,8 +3,7 @@
 import argparse
 import pathlib
 
-from jlade.cli import options as options_lib
-from jlade.cli import status
+from jlade.cli import arguments, terminal
 from jlade.evaluation import trace as trace_lib
 from jlade.files import written_whole
 from jlade.lookahead import names
@@ -12,7 +11,7 @@ from jlade.lookahead import names
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade trace",
         description="Complete a prompt, and write a page that shows each step: the window, the drafts, the tokens "
         "that were accepted and the n-grams that entered the pool. A browser opens it without a network.",
@@ -25,18 +24,18 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--output", default="trace.html", metavar="FILE", help="the page; it is replaced (default: %(default)s)"
     )
-    options_lib.add_shared(result, lookahead=f"{names.name(trace_lib.WINDOW_AND_TREE)}, a window and a tree of drafts")
+    arguments.add_shared(result, lookahead=f"{names.name(trace_lib.WINDOW_AND_TREE)}, a window and a tree of drafts")
     return result
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    request = options_lib.request(options)
+    request = arguments.request(options)
     path = pathlib.Path(options.output)
     if path.exists() and not path.is_file():
         raise ValueError(f"--output must be a file, got {options.output}")
-    with status.show("loading") as line:
-        params, request["tokenizer"] = options_lib.load(options)
+    with terminal.Status("loading") as line:
+        params, request["tokenizer"] = arguments.load(options)
         line.say("decoding")
         trace = trace_lib.trace(params, options.prompt, **request)
     with written_whole(path, replace=True) as file:

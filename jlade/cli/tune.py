@@ -7,8 +7,7 @@ import sys
 from rich.console import Console
 
 import jlade
-from jlade.cli import options as options_lib
-from jlade.cli import progress
+from jlade.cli import arguments, terminal
 from jlade.costs import tuning as tuning_lib
 from jlade.costs.search import Interrupted
 from jlade.costs.settings import USUAL
@@ -25,7 +24,7 @@ PROMPTS = (  # code and prose, when no prompts are given
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = options_lib.Parser(
+    result = arguments.Parser(
         prog="jlade tune",
         description="Find the setting that decodes prompts like these fastest on this device. First, steps of "
         "several block sizes are timed. Then the settings that can still win are tried, plain decoding included. The "
@@ -42,14 +41,10 @@ def parser() -> argparse.ArgumentParser:
         help="file with a prompt; - for standard input (default: short pieces of code and prose)",
     )
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
-    options_lib.add_model(result, has_batches=True)
-    options_lib.add_kv_dtype(result)
-    result.add_argument(
-        "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
-    )
-    result.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens to generate (default: %(default)s)"
-    )
+    arguments.add_model(result, has_batches=True)
+    arguments.add_kv_dtype(result)
+    arguments.add_integer(result, "--batch-size", "B", "prompts to decode at once", 1)
+    arguments.add_integer(result, "--max-new-tokens", "M", "most tokens to generate", 128)
     result.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="temperature of the texts to come (default: 0)"
     )
@@ -75,20 +70,20 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     settings = (
-        USUAL if options.settings is None else [options_lib.setting("--settings", sizes) for sizes in options.settings]
+        USUAL if options.settings is None else [arguments.setting("--settings", sizes) for sizes in options.settings]
     )
     sampling = jlade.SamplingConfig(temperature=options.temperature)
     if options.plot is not None:
         tuning_lib.check_image(options.plot)
-    prompts = [p for name in options.files for p in options_lib.read_prompts(name, options.lines)]
-    prompts = prompts or [options_lib.FilePrompt("the prompt", prompt) for prompt in PROMPTS]
-    params, tokenizer = options_lib.load(options)
+    prompts = [p for name in options.files for p in arguments.read_prompts(name, options.lines)]
+    prompts = prompts or [arguments.FilePrompt("the prompt", prompt) for prompt in PROMPTS]
+    params, tokenizer = arguments.load(options)
     ids = [text.encode(tokenizer, prompt.text) for prompt in prompts]
     for prompt, prompt_ids in zip(prompts, ids, strict=True):
-        options_lib.check_positions(params, prompt.source, prompt_ids, options.max_new_tokens)
+        arguments.check_positions(params, prompt.source, prompt_ids, options.max_new_tokens)
 
     try:
-        with progress.changing("measurements") as show:
+        with terminal.changing_bar("measurements") as show:
             tuning = jlade.tune(
                 params,
                 ids,

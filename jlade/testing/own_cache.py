@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from jlade.models.base import Cache, cache_shapes, divisible, resize
-from jlade.testing.model import CAPACITY, CAUSAL, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, TestedDecoder
+from jlade.testing.checks import CAPACITY, CAUSAL, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, TestedDecoder
 
 SMALL = int(max(LENGTHS)) + 1  # tokens of a cache that has no room for all of a block
 
@@ -58,11 +58,7 @@ def _check_commit(model: TestedDecoder, cache: Cache) -> None:
         texts[i, length : length + number] = model.tokens[i, chosen[:number]]
     _, block_kv = model.run(model.tokens, positions, cache, mask)
     new, lengths = model.commit(cache, block_kv, CHOSEN, NUM_ACCEPTED), LENGTHS + NUM_ACCEPTED
-    if new.length.tolist() != lengths.tolist():
-        raise AssertionError(
-            f"commit must add num_accepted {NUM_ACCEPTED.tolist()} to the lengths {LENGTHS.tolist()} of the cache, got "
-            f"{new.length.tolist()}: only the first num_accepted tokens of each sequence are accepted."
-        )
+    model.require_lengths(new)
     _require_texts(
         model,
         new,

@@ -4,15 +4,15 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import options
+from jlade.conversion import save_hf
 from jlade.costs import estimate
-from tests.tiny import PAPER
+from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)
 def small_model(small_demo, monkeypatch):
     """Makes one layer of the demo model and a block that compiles soon the defaults of all commands."""
-    monkeypatch.setattr(options, "DEMO", small_demo)
+    monkeypatch.setattr("jlade.cli.arguments.DEMO", small_demo)
     monkeypatch.setattr(estimate, "SMALL_BLOCK", PAPER)
 
 
@@ -31,15 +31,43 @@ def interruptible():
 
 
 @pytest.fixture
+def tiny_model(tmp_path):
+    """The directory of a tiny model with its tokenizer."""
+    save_hf(tiny_llama(num_layers=1), tmp_path / "model")
+    tiny_tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A directory with nothing but a config.json."""
+    save_hf(tiny_llama(), tmp_path / "whole")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "whole" / "config.json").rename(tmp_path / "bare" / "config.json")
+    return tmp_path / "bare"
+
+
+@pytest.fixture
+def run(capsys):
+    """Returns a function that runs a command and returns what it prints, as `out` and `err`."""
+
+    def run_(*arguments):
+        assert cli.main([str(argument) for argument in arguments]) == 0
+        return capsys.readouterr()
+
+    return run_
+
+
+@pytest.fixture
 def refused(capsys):
     """Returns a function that runs arguments that a command refuses without output, and returns its message."""
 
-    def run(arguments):
+    def run_(arguments, status=2):
         with pytest.raises(SystemExit) as exit_info:
-            cli.main(arguments)
-        assert exit_info.value.code == 2
+            cli.main([str(argument) for argument in arguments])
+        assert exit_info.value.code == status
         captured = capsys.readouterr()
         assert captured.out == ""
         return captured.err
 
-    return run
+    return run_

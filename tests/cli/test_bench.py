@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from jlade import cli
-from jlade.cli import bench, options
+from jlade.cli import bench
+from jlade.cli.arguments import load
 from jlade.evaluation import datasets, experiments, runs, scaling
 from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.experiments import EXPERIMENTS
@@ -24,11 +25,11 @@ FEW = ["--windows", "1", "3", "--ngrams", "3", "5"]
 
 @pytest.fixture
 def made(monkeypatch):
-    """Answers that no model gives; returns the prompts' lengths and the methods."""
+    """Answers that no model gives; returns the models, their prompts and the lengths."""
     asked = []
 
     def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
-        asked.append((len(prompt), str(method)))
+        asked.append((self, prompt, max_length))
         return answer([1, 2], text="made"), None
 
     monkeypatch.setattr(EvaluatedModel, "answer", answered)
@@ -43,7 +44,7 @@ def everything(small_demo, tmp_path_factory):
     directory = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-        patch.setattr(options, "DEMO", small_demo)
+        patch.setattr("jlade.cli.arguments.DEMO", small_demo)
         patch.setattr(scaling, "TREES", (1, 3))
         trees = tuple(map(str, scaling.tree_methods()))
         patch.setitem(EXPERIMENTS, "figure4", EXPERIMENTS["figure4"]._replace(methods=("windows", *trees)))
@@ -195,23 +196,16 @@ def test_data_and_seed_choose_the_questions(made, tmp_path, capsys):
     assert "task [b]|</b>" in re.sub(r"\s*│\n│\s*", " ", capsys.readouterr().out), "names are no markup"
 
 
-def test_lengths_of_the_paper_are_those_of_each_data_set(tmp_path, monkeypatch, capsys):
+def test_lengths_of_the_paper_are_those_of_each_data_set(made, tmp_path, capsys):
     """Section 5: sequences of 512 tokens for HumanEval and 2048 for ClassEval."""
     code = {"task_id": "1", "prompt": "def f():", "entry_point": "f", "test": "def check(f): pass"}
     whole_class = {"task_id": "2", "skeleton": "class A:", "class_name": "A"}
     files = {"code": code, "class": whole_class, "mine": {"prompt": "Hello"}}
     for name, line in files.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
-    asked = []
-
-    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
-        asked.append((self.max_new_tokens, max_length))
-        return answer([1, 2], text="made"), None
-
-    monkeypatch.setattr(EvaluatedModel, "answer", answered)
     arguments = ["--methods", "plain", "--data", *(str(tmp_path / f"{name}.jsonl") for name in files)]
     assert cli.main(["bench", *arguments, "--max-new-tokens", "paper", "--output", str(tmp_path / "out")]) == 0
-    assert asked == [(None, 512), (None, 2048), (None, None)]
+    assert [(model.max_new_tokens, length) for model, _, length in made] == [(None, 512), (None, 2048), (None, None)]
     assert runs.read(tmp_path / "out" / "run.jsonl").about["max_new_tokens"] == "paper"
     assert "answers of as many new tokens as the paper allows" in (tmp_path / "out" / "report.html").read_text()
     assert "as many new tokens as the paper allows" in (tmp_path / "out" / "methods.md").read_text()
@@ -250,18 +244,18 @@ def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp
 
 def test_questions_without_an_answer_are_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "x " * 3000}) + "\n")
+
+    def long_prompts_refused(self, prompt, *arguments, **options):
+        if len(prompt) > 1000:
+            raise ValueError("too long")
+        return answer([1, 2], text="made"), None
+
     monkeypatch.setattr(EvaluatedModel, "answer", long_prompts_refused)
     arguments = ["--methods", "plain", "4,4,3", "--data", str(tmp_path / "mine.jsonl"), "--output", str(tmp_path)]
     assert cli.main(["bench", *arguments]) == 0
     captured = capsys.readouterr()
     assert captured.err == "2 of 4 answers are missing, such as that of plain to mine/1 of mine: too long\n"
     assert "1 question" in captured.out
-
-
-def long_prompts_refused(self, prompt, method, key, pool=None, choices=(), max_length=None):
-    if len(prompt) > 1000:
-        raise ValueError("too long")
-    return answer([1, 2], text="made"), None
 
 
 @pytest.mark.parametrize(
@@ -288,7 +282,7 @@ def long_prompts_refused(self, prompt, method, key, pool=None, choices=(), max_l
 )
 def test_bad_arguments_are_refused_before_a_model_is_loaded(arguments, message, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "load", None)
+    monkeypatch.setattr("jlade.cli.arguments.load", None)
     (tmp_path / "file").touch()
     for directory in ("one", "two"):
         (tmp_path / directory).mkdir()
@@ -329,10 +323,10 @@ def test_a_model_without_a_chat_template_continues_the_messages(made, small_demo
     (tmp_path / "mt.jsonl").write_text(json.dumps(one) + "\n")
     arguments = ["--methods", "plain", "--data", str(tmp_path / "mt.jsonl"), "--output", str(tmp_path / "out")]
     assert cli.main(["bench", "--model", str(bare), *arguments]) == 0
-    _, tokenizer = options.load(options_of(bare))
+    _, tokenizer = load(bench.parser().parse_args(["--model", str(bare)]))
     texts = ["Hello </s> you", "Hello </s> you\n\nmade\n\nAnd then?"]
     tokenizer.encode_special_tokens = True
-    assert [length for length, _ in made] == [len(tokenizer.encode(text).ids) for text in texts]
+    assert [len(prompt) for _, prompt, _ in made] == [len(tokenizer.encode(text).ids) for text in texts]
 
 
 # Of LLaMA-2-Chat, whose roles must alternate.
@@ -345,15 +339,8 @@ LLAMA_2 = (
 )
 
 
-def test_summaries_are_asked_for_in_the_form_of_appendix_d(monkeypatch, small_demo, tmp_path):
+def test_summaries_are_asked_for_in_the_form_of_appendix_d(made, small_demo, tmp_path):
     """There the system message has the text and rules, a sentence asks, and "Summary:" begins the answer."""
-    texts = []
-
-    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
-        texts.append(self.tokenizer.decode(prompt))
-        return answer([1, 2], text="made"), None
-
-    monkeypatch.setattr(EvaluatedModel, "answer", answered)
     llama = tmp_path / "llama"
     shutil.copytree(small_demo, llama)
     (llama / "chat_template.jinja").write_text(LLAMA_2)
@@ -361,8 +348,6 @@ def test_summaries_are_asked_for_in_the_form_of_appendix_d(monkeypatch, small_de
     arguments = ["--methods", "plain", "--data", str(tmp_path / "one.jsonl"), "--output", str(tmp_path / "out")]
     assert cli.main(["bench", "--model", str(llama), *arguments]) == 0
     system = r".*:\n\nIt rains\.\n\n(- .*\n)+"
-    assert re.fullmatch(rf"\[INST\] <<SYS>>\n{system}<</SYS>>\n\n.* \[/INST\] Summary:", texts[0])
-
-
-def options_of(directory):
-    return bench.parser().parse_args(["--model", str(directory)])
+    model, prompt, _ = made[0]
+    pattern = rf"\[INST\] <<SYS>>\n{system}<</SYS>>\n\n.* \[/INST\] Summary:"
+    assert re.fullmatch(pattern, model.tokenizer.decode(prompt))

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from jlade import cli
-from jlade.generation import saved_programs
 from tests.compilations import recorded
 
 OPTIONS = ["--temperature", "0.7"]
@@ -93,22 +92,3 @@ def test_a_server_answers_its_first_request_without_compiling(directory, small_d
     assert "6 of 6 sets of programs are loaded or compiled" in done.stderr
     assert cli.main(["import os\n", "--max-new-tokens", "8", "--no-lookahead", "--no-compare", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == text
-
-
-def test_arguments_that_are_refused(directory, tmp_path, refused):
-    assert "are required: --output" in refused(["compile"])
-    assert "output must not exist yet" in refused(["compile", "--output", str(tmp_path)])
-    assert "batch_size must be" in refused(["compile", "--output", directory, "--batch-size", "0"])
-    assert "top_p has no effect at temperature 0" in refused(["compile", "--output", directory, "--top-p", "0.5"])
-    assert "programs must be a directory written by jlade compile" in refused([*PROMPT, "--programs", directory])
-    for options, message in (
-        (["--capacity", "64"], "--capacity has no effect without --engine serve"),
-        (["--engine", "serve", "--length", "64"], "--length has no effect with --engine serve"),
-        (["--engine", "generate", "--max-sequences", "2"], "--max-sequences has no effect with --engine generate"),
-        (["--engine", "generate", "--top-k", "5"], "--top-k has no effect with --engine generate"),
-        (["--engine", "generate", "--length", "1"], "--length must be at least 2"),
-        (["--engine", "generate"], "--batch-size must be at least 2, got 1"),
-        (["--engine", "serve", "--max-sequences", "0"], "max_sequences must be"),
-    ):
-        assert message in refused(["compile", "--output", directory, *options])
-    assert not (tmp_path / "programs" / saved_programs.MANIFEST).exists()

@@ -7,7 +7,6 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import complete, options
 from jlade.config import PLAIN
 from jlade.generation.results import NOT_FINITE
 from tests.tiny import PAPER, piece, tiny_llama, tiny_tokenizer
@@ -102,65 +101,9 @@ def test_a_schema_is_read_from_its_file(monkeypatch, tmp_path, capsys):
     assert requests[-1]["grammar"] == jlade.Grammar.json_schema('{"type": "boolean"}')
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--schema", "none.json"], "--schema none.json: none.json cannot be read"),
-        (["--regex", "(a"], "regex '(a': missing )"),
-        (["--regex", "a", "--ebnf", "b"], "argument --ebnf: not allowed with argument --regex"),
-    ],
-)
-def test_grammars_that_are_refused(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([*SHORT, *arguments])
-    assert message in capsys.readouterr().err
-
-
-def test_the_default_limit_is_that_of_the_library():
-    assert options.request(complete.parser().parse_args(["x"]))["max_new_tokens"] is None
-
-
-def test_help_names_the_other_commands(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["--help"])
-    assert exit_info.value.code == 0
-    printed = capsys.readouterr().out
-    assert "generate   complete files" in printed
-
-
 def test_the_name_of_a_command_can_be_completed_too(capsys):
     assert cli.main(["--json", "--max-new-tokens", "12", "--no-lookahead", "--", "chat"]) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "chat"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["complete"], "the following arguments are required: PROMPT"),
-        (["x", "--lookahead", "2,1,2"], "ngram_size must be at least 2, got 1"),
-        (
-            ["x", "--lookahead", "many"],
-            "--lookahead: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got 'many'",
-        ),
-        (["x", "--model", "/nowhere"], "path must be a directory, .* got '/nowhere'"),
-        (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
-        (["x", "--top-p", "0.9"], "top_p has no effect at temperature 0: set a temperature above 0, or leave it out"),
-        (["x", "--temperature", "0", "--min-p", "0.1"], "min_p has no effect at temperature 0"),
-        (["x", "--seed", "0"], "seed has no effect at temperature 0"),
-        (
-            ["x", "--no-lookahead", "--lookahead", "0,4,1"],
-            "--lookahead has no effect with --no-lookahead: leave one of them out",
-        ),
-        (["x", "--seed", "-1"], "seed must be at least 0, got -1"),
-        (["x", "--seed", "4294967296"], "seed must be below 2\\*\\*32, got 4294967296"),
-        (["x", "--stop", ""], "stop must "),
-        (["x " * 2100], "prompt of 2102 tokens leaves no room for a new one; the model reads at most 2048 positions"),
-        (["x", "--max-new-tokens", "4000"], "the model reads at most 2048 positions"),
-    ],
-)
-def test_bad_arguments_exit_with_a_message(arguments, message, refused):
-    error = refused(arguments)
-    assert re.search(message, error)
 
 
 @pytest.mark.slow

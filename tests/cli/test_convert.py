@@ -1,3 +1,4 @@
+import functools
 import json
 import re
 import shutil
@@ -15,8 +16,8 @@ from safetensors.numpy import load_file
 import jlade
 from jlade import cli, conversion
 from jlade.cli import convert
-from jlade.cli.conversation import Conversation
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
+from jlade.cli.chat import Conversation
 from jlade.conversion import orbax, weight_files
 from jlade.conversion.tensors import named_arrays
 from tests.conversion.test_hf_config import CONFIGS
@@ -39,26 +40,15 @@ FULL = OSError(28, "No space left on device")
 
 
 @pytest.fixture
-def run(capsys):
+def run(run):
     """Returns a function that converts and returns stdout and stderr."""
-
-    def convert_(*arguments):
-        assert cli.main(["convert", *map(str, arguments)]) == 0
-        return capsys.readouterr()
-
-    return convert_
+    return functools.partial(run, "convert")
 
 
 @pytest.fixture
 def refused(refused):
     """Returns a function that expects a conversion to fail and returns the message."""
-
-    def convert_(*arguments):
-        error = refused(["convert", *map(str, arguments)])
-        assert "Traceback" not in error
-        return error.split("jlade convert: error: ")[1]
-
-    return convert_
+    return lambda *arguments: refused(["convert", *arguments]).removeprefix("jlade convert: error: ")
 
 
 @pytest.mark.slow

@@ -7,20 +7,16 @@ import time
 import pytest
 
 from jlade import cli
-from jlade.conversion import save_hf
 from tests.processes import finish, free_address, started
-from tests.tiny import tiny_llama, tiny_tokenizer
 
 JOB = ["--lines", "--temperature", "1", "--max-new-tokens", "8", "--lookahead", "3,3,2"]
 MESH = ["--mesh", "data=2,model=2"]
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
+def workplace(tiny_model, tmp_path, monkeypatch):
     """A directory with a small model and its prompts, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    save_hf(tiny_llama(num_layers=1), tmp_path / "model")
-    tiny_tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     (tmp_path / "prompts").write_text("a\nab\nc\nb\nab\n")
     return tmp_path
 
@@ -70,20 +66,3 @@ def test_a_killed_process_ends_the_others(victim, workplace):
     assert "another process has ended or cannot be reached" in errors or "another task died" in errors
     *lines, _ = (workplace / "out").read_text().split("\n")
     assert all("text" in json.loads(line) for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("notes.py", "--distributed must be like 10.0.0.1:1234,2,0"),
-        ("here:x,2,0", "--distributed must be like 10.0.0.1:1234,2,0"),
-        ("here:1,2,2", "the index in --distributed must be below the number of processes, 2, got 2"),
-        ("here:1,0,0", "the number of processes in --distributed must be at least 1, got 0"),
-    ],
-)
-def test_a_wrong_cluster_is_refused(value, message, refused):
-    assert message in refused(["generate", "--mesh", "model=2", "--distributed", value])
-
-
-def test_a_mesh_is_needed(refused):
-    assert "--distributed needs --mesh" in refused(["generate", "--distributed", "here:1,2,0"])

@@ -13,7 +13,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import options
+from jlade.cli.arguments import DEMO
 from jlade.generation.results import NOT_FINITE
 from tests.cli.own_terminal import Terminal
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
@@ -45,21 +45,22 @@ def type_in(monkeypatch, data: bytes):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-def run(capsys, *arguments):
-    assert cli.main(["generate", *arguments]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
+@pytest.fixture
+def run(run):
+    """Returns a function that runs the command, which has no errors, and returns stdout."""
+
+    def run_(*arguments):
+        out, err = run("generate", *arguments)
+        assert err == ""
+        return out
+
+    return run_
 
 
 @pytest.mark.slow
-def test_every_file_is_a_prompt_and_the_texts_come_in_order(files, expected, capsys):
-    assert run(capsys, *files, *LIMIT) == f"{expected.text[0]}\n{expected.text[1]}\n"
-
-
-@pytest.mark.slow
-def test_a_batch_gives_the_texts_that_one_prompt_at_a_time_gives(files, expected, capsys):
-    assert run(capsys, *files, *LIMIT, "--batch-size", "2") == f"{expected.text[0]}\n{expected.text[1]}\n"
+@pytest.mark.parametrize("more", [[], ["--batch-size", "2"]], ids=["one by one", "batch"])
+def test_every_file_is_a_prompt_and_the_texts_come_in_order(more, files, expected, run):
+    assert run(*files, *LIMIT, *more) == f"{expected.text[0]}\n{expected.text[1]}\n"
 
 
 @pytest.mark.slow
@@ -74,15 +75,15 @@ def test_text_is_written_as_it_is_made(files, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["-"]])
-def test_standard_input_is_one_prompt(arguments, expected, monkeypatch, capsys):
+def test_standard_input_is_one_prompt(arguments, expected, monkeypatch, run):
     type_in(monkeypatch, PROMPTS[0].encode())
-    assert run(capsys, *arguments, *LIMIT) == f"{expected.text[0]}\n"
+    assert run(*arguments, *LIMIT) == f"{expected.text[0]}\n"
 
 
 @pytest.mark.slow
-def test_json_has_the_figures_of_each_prompt(files, expected, capsys):
+def test_json_has_the_figures_of_each_prompt(files, expected, run):
     arguments = [*files, *LIMIT, "--json", "--logprobs"]
-    records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
+    records = [json.loads(line) for line in run(*arguments).splitlines()]
     assert [record.pop("source") for record in records] == files
     for i, record in enumerate(records):
         np.testing.assert_allclose(record.pop("logprobs"), expected.logprobs[i], rtol=1e-4)
@@ -119,10 +120,10 @@ def test_logits_that_are_not_finite_are_an_error_at_the_end(more, demo, files, m
         assert printed.out == "\n\n"
 
 
-def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
+def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, run):
     type_in(monkeypatch, f"\ufeff\n{PROMPTS[1]}\r\n  \nimport os".encode())
     arguments = ["-", *files, "--lines", *LIMIT, "--json", "--batch-size", "2"]
-    records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
+    records = [json.loads(line) for line in run(*arguments).splitlines()]
     assert [(record["source"], record["prompt"]) for record in records] == [
         ("-:2", PROMPTS[1]),
         ("-:4", "import os"),
@@ -135,7 +136,7 @@ def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_key(files, demo, capsys):
+def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_key(files, demo, run):
     params, tokenizer = demo
     key = jax.random.key(7)
     controls = {"lookahead": PAPER, "max_new_tokens": 12, "sampling": jlade.SamplingConfig(temperature=1.0)}
@@ -145,12 +146,12 @@ def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_ke
         for prompt, each in zip(PROMPTS, (key, jax.random.fold_in(key, 1)), strict=True)
     ]
     assert [each.finish_reason for each in expected] == [("stop",), ("length",)]
-    printed = run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "  1, 1", "--stop", "never")
+    printed = run(*files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "  1, 1", "--stop", "never")
     assert printed == "".join(f"{each.text[0]}\n" for each in expected)
-    shutil.copytree(options.DEMO, "stops")
+    shutil.copytree(DEMO, "stops")
     settings = {"stop_strings": controls["stop"], "eos_token_id": params.config.eos_ids}
     pathlib.Path("stops", "generation_config.json").write_text(json.dumps(settings))
-    assert run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--model", "stops") == printed
+    assert run(*files, *LIMIT, "--temperature", "1", "--seed", "7", "--model", "stops") == printed
 
 
 @pytest.mark.parametrize(
@@ -196,11 +197,7 @@ def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tm
     whole = lines_of(tmp_path / "out.jsonl")
     assert [json.loads(line)["prompt"] for line in whole] == [*PROMPTS, PROMPTS[0]]
     assert json.loads(whole[0])["text"] != json.loads(whole[2])["text"], "each prompt has a key of its own"
-    assert json.loads(whole[0])["options"] == {
-        "max_new_tokens": 12,
-        "temperature": 1.0,
-        "lookahead": "4,4,3",
-    }
+    assert json.loads(whole[0])["options"] == {"max_new_tokens": 12, "temperature": 1.0, "lookahead": "4,4,3"}
 
     calls = []
     generate = jlade.generate
@@ -258,20 +255,17 @@ def test_an_interrupted_job_in_rows_goes_on_too(files, monkeypatch, tmp_path, ca
         (2 * '{"source": "a.py", "prompt": "import os\\n", "options": {"max_new_tokens": 12}}\n', 2),
     ],
 )
-def test_the_output_of_another_job_is_left_as_it_is(content, number, files, tmp_path, capsys):
+def test_the_output_of_another_job_is_left_as_it_is(content, number, files, tmp_path, refused):
     (tmp_path / "out.jsonl").write_text(content)
-    with pytest.raises(SystemExit):
-        cli.main(["generate", "a.py", *LIMIT, "--output", "out.jsonl"])
-    assert f"out.jsonl:{number} is not the record of this job's prompt {number}" in capsys.readouterr().err
+    error = refused(["generate", "a.py", *LIMIT, "--output", "out.jsonl"])
+    assert f"out.jsonl:{number} is not the record of this job's prompt {number}" in error
     assert (tmp_path / "out.jsonl").read_text() == content
 
 
-def test_the_output_must_be_a_file(files, tmp_path, capsys):
+def test_the_output_must_be_a_file(files, tmp_path, refused):
     (tmp_path / "folder").mkdir()
     for name in ("folder", os.devnull):
-        with pytest.raises(SystemExit):
-            cli.main(["generate", "a.py", *LIMIT, "--output", name])
-        assert f"--output must be a file, got {name}" in capsys.readouterr().err
+        assert f"--output must be a file, got {name}" in refused(["generate", "a.py", *LIMIT, "--output", name])
 
 
 @pytest.mark.slow
@@ -303,13 +297,13 @@ def test_work_over_many_prompts_shows_its_progress(files, small_demo):
 
 
 @pytest.mark.parametrize("arguments", [["--batch-size", "2"], []])
-def test_texts_are_those_of_a_grammar(arguments, files, monkeypatch, capsys, tmp_path):
+def test_texts_are_those_of_a_grammar(arguments, files, monkeypatch, run, tmp_path):
     params = tiny_llama(2, eos_ids=(12,))
     monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (params, tiny_tokenizer()))
     command = ["--json", "--regex", "(ab){2}c?", "--lookahead", "4,4,3", "--max-new-tokens", "24", *arguments]
     records = [{"prompt": "a"}, {"prompt": "b", "guided_choice": ["abc", "cab"]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
-    lines = [json.loads(line) for line in run(capsys, "a.jsonl", *command).splitlines()]
+    lines = [json.loads(line) for line in run("a.jsonl", *command).splitlines()]
     assert lines[0]["text"] in ("abab", "ababc")
     assert lines[1]["text"] in ("abc", "cab")
     assert [line["finish_reason"] for line in lines] == ["eos", "eos"]

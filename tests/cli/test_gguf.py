@@ -10,10 +10,8 @@ import pytest
 import transformers
 
 import jlade
-from jlade import cli
-from jlade.cli import chat
-from jlade.cli import options as options_lib
-from jlade.cli.conversation import Conversation
+from jlade.cli import arguments, chat
+from jlade.cli.chat import Conversation
 from jlade.conversion.gguf import unfold
 from tests.compilations import recorded
 from tests.conversion.test_gguf_tokenizer import write_chat
@@ -28,14 +26,9 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def run(capsys):
+def run(run):
     """Runs a command and returns its stdout."""
-
-    def command(*arguments):
-        assert cli.main([str(argument) for argument in arguments]) == 0
-        return capsys.readouterr().out
-
-    return command
+    return lambda *arguments: run(*arguments).out
 
 
 @pytest.mark.slow
@@ -159,7 +152,7 @@ def test_without_the_package_the_error_names_it(refused, monkeypatch):
 @pytest.mark.slow
 def test_after_the_warm_up_a_conversation_compiles_nothing(file):
     options = chat.parser().parse_args(["--model", str(file), "--temperature", "0.5", "--stop", "zzz"])
-    request = options_lib.request(options)
+    request = arguments.request(options)
     params, _ = jlade.load(file)
     conversation = Conversation(params, unfold(file), template=None, system=None)
     conversation.warm_up(request)

@@ -9,57 +9,19 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.conversion import save_hf
 from jlade.costs import choice
 from jlade.generation import difference
 from jlade.models import sharding
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import tiny_llama
 
 SETTING = ["--lookahead", "3,3,2"]
 
 
 @pytest.fixture
-def model(tmp_path):
-    """The directory of a small model."""
-    directory = tmp_path / "model"
-    save_hf(tiny_llama(num_layers=1), directory)
-    tiny_tokenizer().save(str(directory / "tokenizer.json"))
-    (directory / "prompts").write_text("a\nab\nc\n")
-    return directory
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["x", "--mesh", "4"], "complete: error: --mesh must be like data=2,lookahead=4, with the names data, "),
-        (
-            ["x", "--mesh", "columns=4"],
-            "complete: error: --mesh must be like data=2,lookahead=4, with the names data, ",
-        ),
-        (["x", "--mesh", "model=2,model=2"], "complete: error: --mesh must be like data=2,lookahead=4"),
-        (["x", "--mesh", "model=-1"], "complete: error: --mesh must be like data=2,lookahead=4"),
-        (["x", "--mesh", "model=0"], "complete: error: model must be at least 1, got 0"),
-        (["x", "--mesh", "lookahead=16"], "complete: error: data=1, lookahead=16, model=1 needs 16 devices, and "),
-        (
-            ["x", "--mesh", "data=2"],
-            "complete: error: --mesh has data=2, but this command decodes one",
-        ),
-        (["chat", "--mesh", "data=2"], "chat: error: --mesh has data=2, but this command decodes one"),
-        (["tune", "--mesh", "data=2"], "tune: error: --batch-size must be a multiple of 2"),
-        (["x", "--mesh", "model=3"], "complete: error: mesh has model=3, but the model has 8 heads, "),
-    ],
-)
-def test_a_mesh_that_cannot_work_is_refused(words, message, refused, monkeypatch):
-    if "model=3" not in words:
-        monkeypatch.setattr(jlade, "load", lambda *_: pytest.fail("the mesh is checked before the model is loaded"))
-    error = refused(words)
-    assert error.startswith(f"jlade {message}")
-    assert error.count("\n") == 1
-
-
-def test_a_batch_must_divide(model, refused):
-    error = refused(["generate", str(model / "prompts"), "--batch-size", "3", "--mesh", "data=2"])
-    assert "--batch-size must be a multiple of 2, the size of data in --mesh, got 3" in error
+def model(tiny_model):
+    """The directory of a small model, and of prompts."""
+    (tiny_model / "prompts").write_text("a\nab\nc\n")
+    return tiny_model
 
 
 @pytest.mark.slow

@@ -4,34 +4,22 @@ import re
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, cli
-from jlade.cli import options
-from jlade.cli.options import DEMO
-from jlade.conversion import save_hf
+from jlade import LookaheadConfig
+from jlade.cli.arguments import DEMO
 from jlade.conversion.hf_config import read_config
-from tests.tiny import tiny_llama
 
 
 @pytest.fixture
-def directory(tmp_path):
-    """A directory with nothing but a config.json."""
-    save_hf(tiny_llama(vocab_size=101, hidden_size=32), tmp_path / "whole")
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "whole" / "config.json").rename(tmp_path / "bare" / "config.json")
-    return tmp_path / "bare"
+def plan(run):
+    return lambda *arguments: run("plan", *arguments).out
 
 
-def plan(capsys, *arguments):
-    assert cli.main(["plan", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
-
-
-def test_json_is_that_of_the_function(directory, capsys):
+def test_json_is_that_of_the_function(bare, plan):
     arguments = ("--device", "v5e", "--count", 4, "--batch-size", 2, "--length", 64, "--int8", "--dtype", "float16")
     setting = ("--lookahead", "3,4,3", "--compression", "1.5")
-    facts = json.loads(plan(capsys, "--model", directory, *arguments, *setting, "--json"))
+    facts = json.loads(plan("--model", bare, *arguments, *setting, "--json"))
     expected = jlade.plan(
-        read_config(directory),
+        read_config(bare),
         "v5e",
         4,
         dtype="float16",
@@ -46,9 +34,9 @@ def test_json_is_that_of_the_function(directory, capsys):
     assert {option["compression"] for option in facts["options"]} == {1.5}
 
 
-def test_the_table_and_the_recommendation(capsys, monkeypatch):
+def test_the_table_and_the_recommendation(plan, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    printed = plan(capsys, "--model", DEMO, "--device", "H100", "--count", 4)
+    printed = plan("--model", DEMO, "--device", "H100", "--count", 4)
     best = jlade.plan(DEMO, "h100", 4).recommended
     data, lookahead, model = best.layout
     assert f"Recommended: jlade.make_mesh(data={data}, lookahead={lookahead}, model={model}), " in printed
@@ -59,43 +47,18 @@ def test_the_table_and_the_recommendation(capsys, monkeypatch):
     assert best.layout in {tuple(map(int, row[0].split(", "))) for row in rows}
 
 
-def test_without_options_it_plans_for_the_demo_model(capsys):
-    assert plan(capsys) == plan(capsys, "--model", options.DEMO, "--device", "h100")
+def test_without_options_it_plans_for_the_demo_model(small_demo, plan):
+    assert plan() == plan("--model", small_demo, "--device", "h100")
 
 
-def test_more_meshes_than_rows(capsys):
+def test_more_meshes_than_rows(plan):
     """Of powers of two: data x lookahead x model divides 16, and 8 heads divide among 1, 2, 4 or 8 devices."""
-    printed = plan(capsys, "--model", DEMO, "--device", "v6e", "--count", 16, "--batch-size", 16)
+    printed = plan("--model", DEMO, "--device", "v6e", "--count", 16, "--batch-size", 16)
     assert f"--json has {15 + 10 + 6 + 3 - 12} more meshes" in printed
 
 
-def test_nothing_fits(directory, capsys, monkeypatch):
+def test_nothing_fits(bare, plan, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    printed = plan(capsys, "--model", directory, "--device", "l4", "--length", 64, "--batch-size", 2_000_000)
+    printed = plan("--model", bare, "--device", "l4", "--length", 64, "--batch-size", 2_000_000)
     assert "does not fit" in printed
     assert re.search(r"No mesh fits: a device needs at least .* and has 24\.1 GB\. Take more\s+devices", printed)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--model", "/no/where", "--device", "v5e"],
-            "--model must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub like 'owner/name', got "
-            "'/no/where'",
-        ),
-        (["--model", DEMO, "--device", "cpu"], "--device: invalid choice: 'cpu'"),
-        (["--model", DEMO, "--device", "v5e", "--count", 0], "count must be at least 1, got 0"),
-        (
-            ["--model", DEMO, "--device", "v5e", "--lookahead", "3"],
-            "--lookahead: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got '3'",
-        ),
-        (
-            ["--model", DEMO, "--device", "v5e", "--compression", "x"],
-            "must be smollm2, paper or a number, got 'x'",
-        ),
-        (["--model", DEMO, "--device", "v5e", "--compression", "2"], "compression=2.0 is that of one setting"),
-    ],
-)
-def test_refusals(arguments, message, refused):
-    assert message in refused(["plan", *map(str, arguments)])

@@ -17,12 +17,3 @@ def test_a_prior_is_learned_from_files_and_drafts(demo, tmp_path, capsys):
     assert prior.table.pairs.tolist() == expected.pairs.tolist()
     assert cli.main(["def f(", "--prior", str(file), "--lookahead", "tree=7", "--max-new-tokens", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plain"]["identical"]
-
-
-def test_wrong_paths_are_refused(refused, tmp_path):
-    learn = ["prior", "--output", str(tmp_path / "prior"), "--texts"]
-    assert "nowhere cannot be read" in refused([*learn, "nowhere"])
-    (tmp_path / "none").mkdir()
-    assert "--texts must name files, or directories with files" in refused([*learn, str(tmp_path / "none")])
-    assert "--output must be a file" in refused(["prior", "--texts", "x", "--output", str(tmp_path)])
-    assert "path must be a file written by jlade.save_prior, got 'nowhere'" in refused(["x", "--prior", "nowhere"])

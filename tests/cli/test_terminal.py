@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from jlade.cli import terminal
+from jlade.cli.terminal import Tallies, Tally
 
 
 def screen(written: str) -> list[str]:
@@ -34,20 +35,8 @@ def test_a_long_answer_scrolls_without_loss_or_repetition(size):
         for begin in range(0, len(text), size):
             show(text[begin : begin + size], 1, "going on")
         show("", 1, "done, a long status")
-    assert screen(console.file.getvalue()) == [
-        "aaaa bbbb",
-        "cccc",
-        "",
-        "dddddddddd",
-        "dddd",
-        "    e",
-        "ffff ffff",
-        "ffff ffff",
-        "ffff ffff",
-        "ffff",
-        "done, a l…",
-        "",
-    ]
+    rows = ["aaaa bbbb", "cccc", "", "dddddddddd", "dddd", "    e", *["ffff ffff"] * 3, "ffff", "done, a l…", ""]
+    assert screen(console.file.getvalue()) == rows
 
 
 def test_the_colour_shows_the_number_of_tokens():
@@ -72,3 +61,30 @@ def test_without_a_terminal_the_text_is_written_unchanged(capsys):
         assert capsys.readouterr().out == "a\x1b"
         show("b\n", 3, "done")
     assert capsys.readouterr().out == "b\n\n"
+
+
+TALLIES = {"prompt lookup": Tally(12, 6, 12, 0.5), "plain": Tally(12, 12, 12, 1.0)}
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_figures_are_whole_on_terminals_of_any_width(width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(Tallies(TALLIES, baseline=TALLIES["plain"]))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    for figure in ("12", "6", "2.00", "24", "2.00x", "1.00", "1.00x"):
+        assert figure in words
+    assert ("┃" in words) == (width == 100)
+
+
+def test_without_a_baseline_there_is_no_speed():
+    console = Console(file=io.StringIO(), width=100)
+    console.print(Tallies(TALLIES))
+    assert "speed" not in console.file.getvalue()
+
+
+def test_the_speed_is_that_of_the_timed_tokens():
+    tally = Tally(12, 6, 10, 0.5) + Tally(8, 4, 2, 0.5)
+    assert (tally.compression, tally.tokens_per_second) == (2.0, 12.0)
+    assert (Tally().compression, Tally().tokens_per_second) == (None, None)

@@ -58,19 +58,3 @@ def test_a_page_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
         cli.main(arguments)
     assert "no page" in capsys.readouterr().err
     assert [file.read_text(encoding="utf-8") for file in path.parent.iterdir()] == [second]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: PROMPT"),
-        (["x", "--lookahead", "2,1,2"], "ngram_size must be at least 2, got 1"),
-        (["x", "--seed", "1"], "seed has no effect at temperature 0"),
-        (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
-        (["x", "--mesh", "data=2"], "--mesh has data=2, but this command decodes one prompt at a time"),
-        (["x", "--output", "."], "--output must be a file, got ."),
-    ],
-)
-def test_bad_arguments_are_refused_before_anything_is_loaded(arguments, message, monkeypatch, refused):
-    monkeypatch.setattr(jlade, "load", None)
-    assert message in refused(["trace", *arguments])

@@ -159,25 +159,3 @@ def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
     choice.save(choice.key(params, params.decoder, 1), PLAIN, {})
     assert cli.main(["import os\n", "--max-new-tokens", "2", "--json"]) == 0
     assert "plain" not in json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--settings", "15,5"],
-            "--settings: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got '15,5'",
-        ),
-        (["--settings", "15,1,15"], "ngram_size must be at least 2, got 1"),
-        (["--max-new-tokens", "3"], "max_new_tokens must be at least 50, got 3"),
-        (["--max-new-tokens", "4000"], "with max_new_tokens=4000 they exceed the model's 2048 positions"),
-        (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
-        (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
-        (["--plot", "plot.gold"], "must end in one of .*png"),
-        (["/no/where"], "/no/where cannot be read"),
-        (["--model", "/no/where"], "path must be a directory, a GGUF file"),
-    ],
-)
-def test_bad_arguments_exit_with_a_message(arguments, message, refused):
-    error = refused(["tune", *arguments])
-    assert re.search(message, error)

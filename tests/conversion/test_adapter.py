@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade import cli, conversion
-from jlade.cli import generate, options
+from jlade.cli import arguments, generate
 from jlade.conversion import load_gguf, load_hf, save_hf
 from jlade.models.llama import quantize
 from tests.conversion import gguf_files
@@ -307,11 +307,11 @@ def test_a_checkpoint_of_jlade_is_no_base_model(base, tmp_path):
 def test_commands_load_an_adapter(small_demo, tmp_path):
     write_adapter(tmp_path / "adapter", shapes_of(small_demo))
     given = ["--adapter", str(tmp_path / "adapter")]
-    params, _ = options.load(generate.parser().parse_args(["--model", str(small_demo), *given]))
+    params, _ = arguments.load(generate.parser().parse_args(["--model", str(small_demo), *given]))
     assert_equal(params, load_hf(small_demo, adapter=tmp_path / "adapter"))
     assert (params.layers[0].query != load_hf(small_demo).layers[0].query).any()
     with pytest.raises(ValueError, match=r"--adapter .*/adapter needs --model, the model that it was trained on"):
-        options.load(generate.parser().parse_args(given))
+        arguments.load(generate.parser().parse_args(given))
 
 
 LORA = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"]}

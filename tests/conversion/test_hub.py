@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade import cli
-from jlade.cli import generate, options
+from jlade.cli import arguments, generate
 from jlade.conversion import load_gguf, location
 from tests.conversion.gguf_files import write
 from tests.conversion.hf_files import DEMO, assert_equal
@@ -199,7 +199,7 @@ def test_a_plan_and_an_inspection_need_no_weights(hub, capsys):
 def test_commands_read_the_revision_alone(hub, tmp_path):
     add_demo(hub, *SETTINGS, "model.safetensors")
     given = generate.parser().parse_args(["--model", NAME, "--revision", "v1"])
-    for read in (options.request, options.find, options.load):
+    for read in (arguments.request, arguments.find, arguments.load):
         read(given)
     assert cli.main(["convert", NAME, str(tmp_path / "new"), "--revision", "v1"]) == 0
     assert hub.revisions == {"v1", COMMIT}

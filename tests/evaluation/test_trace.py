@@ -12,7 +12,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, NGramConfig
-from jlade.cli.display import STEP_STYLES
+from jlade.cli.terminal import STEP_STYLES
 from jlade.config import PLAIN
 from jlade.evaluation import trace as trace_lib
 from jlade.evaluation.trace import NGram

@@ -422,7 +422,7 @@ FAULTS = (
     ),
     Fault(
         "the check of a decoder takes all logits for equal",
-        "jlade.testing.model.TestedDecoder.require_equal",
+        "jlade.testing.checks.TestedDecoder.require_equal",
         lambda right: lambda self, got, expected, message: None,
         ("tests/testing/test_decoder.py::test_wrong_results_are_found",),
     ),
@@ -435,7 +435,7 @@ FAULTS = (
     ),
     Fault(
         "a model can control the terminal",
-        "jlade.cli.display.visible",
+        "jlade.cli.terminal.visible",
         lambda right: lambda text, style: Text(text, style=style),
         ("tests/cli/test_terminal.py::test_a_model_cannot_control_the_terminal",),
     ),

@@ -8,7 +8,7 @@ import time
 import pytest
 from transformers import ProcessorMixin
 
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from tests.tiny import slow

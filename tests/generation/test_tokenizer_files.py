@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import jlade
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.gguf_tokenizer import SPLITS
 from jlade.generation import tokenizer_classes, tokenizer_files

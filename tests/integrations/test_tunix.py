@@ -83,31 +83,38 @@ GEMMA_2 |= {"use_post_attn_norm": True, "use_post_ffw_norm": True}
 GEMMA_2 |= {"attention_types": [gemma.AttentionType.LOCAL_SLIDING, gemma.AttentionType.GLOBAL]}
 GEMMA_3 = SHAPE | {"num_layers": 7, "num_embed": VOCAB, "sliding_window_size": 5, "param_dtype": jnp.float32}
 GEMMA_3 |= {"global_base_frequency": 1_000_000, "global_scale_factor": 8.0}
-EVERY_KIND = {
-    "llama3": lambda rngs: llama3.Llama3(llama3.ModelConfig(**LLAMA), rngs=rngs),
-    "llama3 with tied embeddings": lambda rngs: llama3.Llama3(
-        llama3.ModelConfig(**LLAMA, weight_tying=True), rngs=rngs
-    ),
-    "qwen2": lambda rngs: qwen2.Qwen2(qwen2.ModelConfig(**LLAMA), rngs=rngs),
-    "qwen3": lambda rngs: qwen3.Qwen3(qwen3.ModelConfig(**LLAMA), rngs=rngs),
-    "qwen3 with experts": lambda rngs: qwen3.Qwen3(
-        qwen3.ModelConfig(**LLAMA, num_experts=4, num_experts_per_tok=2), rngs=rngs
-    ),
-    "gemma": lambda rngs: gemma.Gemma(gemma.ModelConfig(**GEMMA), rngs=rngs),
-    "gemma with as many KV heads": lambda rngs: gemma.Gemma(
-        gemma.ModelConfig(**GEMMA | {"num_kv_heads": 4}), rngs=rngs
-    ),
-    "gemma2": lambda rngs: gemma.Gemma(gemma.ModelConfig(**GEMMA_2), rngs=rngs),
-    "gemma3": lambda rngs: gemma3.Gemma3(gemma3.ModelConfig(**GEMMA_3), rngs=rngs),
+EVERY_KIND = {  # a module, its model and the fields of its configuration
+    "llama3": (llama3, "Llama3", LLAMA),
+    "llama3 with tied embeddings": (llama3, "Llama3", LLAMA | {"weight_tying": True}),
+    "qwen2": (qwen2, "Qwen2", LLAMA),
+    "qwen3": (qwen3, "Qwen3", LLAMA),
+    "qwen3 with experts": (qwen3, "Qwen3", LLAMA | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": (gemma, "Gemma", GEMMA),
+    "gemma with as many KV heads": (gemma, "Gemma", GEMMA | {"num_kv_heads": 4}),
+    "gemma2": (gemma, "Gemma", GEMMA_2),
+    "gemma3": (gemma3, "Gemma3", GEMMA_3),
 }
+
+
+def make(kind, seed=0, **changes):
+    """Returns a model with the weights of a seed."""
+    module, name, fields = EVERY_KIND[kind]
+    return getattr(module, name)(module.ModelConfig(**fields | changes), rngs=nnx.Rngs(seed))
 
 
 @functools.cache
 def model(kind="llama3"):
     """Returns a model with random weights everywhere, also in norms and biases."""
-    made = EVERY_KIND[kind](nnx.Rngs(0))
+    made = make(kind)
     keys = map(jax.random.key, itertools.count())
     nnx.update(made, jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), nnx.state(made)))
+    return made
+
+
+def copy_of_model():
+    """Returns another Llama with the weights of `model()`."""
+    made = make("llama3", seed=1)
+    nnx.update(made, nnx.state(model()))
     return made
 
 
@@ -136,7 +143,7 @@ def samplers(kind="llama3", eos_tokens=None):
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_converted_model_has_the_logits_of_its_own(kind):
     made, tokens = model(kind), np.random.default_rng(0).integers(0, VOCAB, 20, np.int32)
-    params = parameters.convert(nnx.state(made), parameters.describe(made, CACHE), models.cache_dtype(made))
+    params = jlade.adopt(nnx.state(made), parameters.describe(made, CACHE), dtype=models.cache_dtype(made))
     llama = params.decoder
     hidden, _ = llama.forward(
         params, tokens[None], np.arange(20)[None], llama.init_cache(params, 1, CACHE), np.tri(20, dtype=bool)
@@ -195,11 +202,7 @@ def test_steps_of_a_model_as_it_is_copy_what_its_attention_copies():
     [
         (lambda: model("gemma2"), ValueError, "sliding_window_size=5"),
         (lambda: model("gemma3"), ValueError, "sliding_window_size=5"),
-        (
-            lambda: qwen2.Qwen2(qwen2.ModelConfig(**LLAMA, use_flash_attention=True), rngs=nnx.Rngs(0)),
-            ValueError,
-            "use_flash_attention=True",
-        ),
+        (lambda: make("qwen2", use_flash_attention=True), ValueError, "use_flash_attention=True"),
         (lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)), TypeError, "Linear takes"),
     ],
 )
@@ -233,7 +236,7 @@ def test_a_cache_in_8_bits():
     made = model()
     rounding = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE, kv_dtype="int8")
     own = Llama(parameters.describe(made, CACHE), kv_dtype="int8")
-    params = parameters.convert(nnx.state(made), own.config, jnp.float32)
+    params = jlade.adopt(nnx.state(made), own.config, dtype=jnp.float32)
     ids = [rounding.tokenize(prompt) for prompt in prompts]
     bias = jlade.SamplingConfig(logit_bias={PAD: -np.inf})
     options = {"max_new_tokens": 30, "lookahead": None, "sampling": bias, "eos_ids": [EOS], "logprobs": True}
@@ -332,9 +335,7 @@ def cluster():
             return_logprobs=True,
         ),
     )
-    made = EVERY_KIND["llama3"](nnx.Rngs(1))
-    nnx.update(made, nnx.state(model()))
-    return RLCluster(actor=made, reference=None, tokenizer=Letters(), cluster_config=config)
+    return RLCluster(actor=copy_of_model(), reference=None, tokenizer=Letters(), cluster_config=config)
 
 
 def test_the_logprobs_of_a_cluster_are_its_own():
@@ -388,9 +389,8 @@ def test_new_weights_compile_nothing_and_give_their_own_texts():
 
 
 def test_a_model_with_lora_is_decoded_as_it_is():
-    made = EVERY_KIND["llama3"](nnx.Rngs(1))
-    nnx.update(made, nnx.state(model()))
     provider = qwix.LoraProvider(module_path=".*gate_proj|.*down_proj", rank=2, alpha=2.0)
+    made = copy_of_model()
     made = qwix.apply_lora_to_model(made, provider, **made.get_model_input())
     nnx.update(made, jax.tree.map(lambda x: x + 0.5, nnx.state(made, nnx.LoRAParam)))
     ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)
@@ -431,10 +431,10 @@ def test_the_texts_of_the_latest_prompts_are_kept(monkeypatch):
 
 def test_the_parts_of_divided_weights_stay_where_they_are():
     mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("fsdp", "tp"))
-    made = EVERY_KIND["llama3"](nnx.Rngs(1))
+    made = make("llama3", seed=1)
     place = lambda x: P(None, "tp") if x.ndim > 1 and x.shape[1] % 2 == 0 else P()  # noqa: E731
     nnx.update(made, jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, place(x))), nnx.state(model())))
-    params = parameters.convert(nnx.state(made), parameters.describe(made, CACHE), np.dtype(np.float32))
+    params = jlade.adopt(nnx.state(made), parameters.describe(made, CACHE), dtype=np.dtype(np.float32))
     assert params.layers[0].query.sharding.shard_shape((24, 16)) == (12, 16)
     assert params.embedding.sharding.shard_shape((VOCAB, 16)) == (VOCAB, 8)
     ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)

@@ -27,7 +27,7 @@ from openai.types.responses import (
 from tokenizers.processors import TemplateProcessing
 
 from jlade import SamplingConfig
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.generation import chat_template
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate

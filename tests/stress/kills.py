@@ -39,7 +39,7 @@ import safetensors
 import jlade
 from benchmarks import report
 from jlade import cli
-from jlade.cli.options import DEMO
+from jlade.cli.arguments import DEMO
 from jlade.costs import choice
 from jlade.costs.choice import SettingKey
 from jlade.costs.learned import Learned, Times

@@ -39,9 +39,14 @@ def test_windows_need_a_commit_that_goes_round(monkeypatch):
 
 @pytest.mark.slow
 def test_a_smaller_tolerance_than_rounding_fails():
-    params = tiny_llama(num_layers=1)
     with pytest.raises(AssertionError, match="accepted is 0"):
-        check_decoder(params.decoder, params, tolerance=0.0)
+        check({}, tolerance=0.0)
+
+
+def check(methods, params=None, **options):
+    """Checks a Llama of one layer with other methods."""
+    params = tiny_llama(num_layers=1) if params is None else params
+    check_decoder(type("Wrong", (Llama,), methods)(params.config), params, **options)
 
 
 def forward(change):
@@ -234,9 +239,8 @@ WRONG_RESULT = {
 
 @pytest.mark.parametrize(("methods", "error", "message"), WRONG_FORM.values(), ids=WRONG_FORM)
 def test_wrong_form_is_found(methods, error, message):
-    params = tiny_llama(num_layers=1)
     with pytest.raises(error, match=message):
-        check_decoder(type("Wrong", (Llama,), methods)(params.config), params)
+        check(methods)
 
 
 # One of each part: commit, cache, mask, positions.
@@ -254,18 +258,16 @@ QUICK = (
     [(pytest.param if name in QUICK else slow)(*WRONG_RESULT[name], id=name) for name in WRONG_RESULT],
 )
 def test_wrong_results_are_found(methods, message):
-    params = tiny_llama(num_layers=1)
     with pytest.raises(AssertionError, match=message):
-        check_decoder(type("Wrong", (Llama,), methods)(params.config), params)
+        check(methods)
 
 
 def test_an_exception_for_a_mask_per_sequence_is_explained():
     def one_mask(tokens, positions, cache, mask):
         return tokens, positions, cache, mask.reshape(tokens.shape[1], tokens.shape[1])
 
-    params = tiny_llama(num_layers=1)
     with pytest.raises(TypeError) as caught:
-        check_decoder(type("Wrong", (Llama,), {"forward": forward(one_mask)})(params.config), params)
+        check({"forward": forward(one_mask)})
     assert any("apply mask[b] to the scores of sequence b" in note for note in caught.value.__notes__)
 
 
@@ -273,9 +275,8 @@ def test_python_that_reads_traced_values_is_explained():
     def read(tokens, positions, cache, mask):
         return tokens, positions if cache.length[0] > 0 else 0 * positions, cache, mask
 
-    params = tiny_llama(num_layers=1)
     with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
-        check_decoder(type("Wrong", (Llama,), {"forward": forward(read)})(params.config), params)
+        check({"forward": forward(read)})
     assert any("Use jnp.where" in note for note in caught.value.__notes__)
 
 
@@ -303,28 +304,27 @@ CONSISTENT = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["twice the rotary angles", "absolute positions from 1"])
+@pytest.mark.parametrize("name", CONSISTENT)
 def test_errors_of_all_results_are_found_with_a_reference_and_announced_without(name, caplog):
     params = tiny_llama(num_layers=1)
-    decoder = type("Wrong", (Llama,), CONSISTENT[name])(params.config)
 
     def reference(tokens):
         is_absolute = name.startswith("absolute")
         return plain_llama.logits(params, (tokens + np.arange(len(tokens))) % 13 if is_absolute else tokens)
 
-    check_decoder(decoder, params)
+    check(CONSISTENT[name], params)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("jlade", logging.WARNING)
     assert "cannot be seen. Pass reference=" in record.message
     with pytest.raises(AssertionError, match=r"other logits than reference. Compare its positions \(the first is 0"):
-        check_decoder(decoder, params, reference=reference)
+        check(CONSISTENT[name], params, reference=reference)
 
 
 @pytest.mark.slow
 def test_rotary_positions_may_count_from_any_number():
     params = tiny_llama(num_layers=1)
-    decoder = type("Shifted", (Llama,), {"forward": forward(lambda t, p, c, m: (t, p + 1, c, m))})(params.config)
-    check_decoder(decoder, params, reference=lambda tokens: plain_llama.logits(params, tokens))
+    shifted = {"forward": forward(lambda t, p, c, m: (t, p + 1, c, m))}
+    check(shifted, params, reference=lambda tokens: plain_llama.logits(params, tokens))
 
 
 @pytest.mark.parametrize(
@@ -335,6 +335,5 @@ def test_rotary_positions_may_count_from_any_number():
     ],
 )
 def test_wrong_references_are_refused(reference, error, message):
-    params = tiny_llama(num_layers=1)
     with pytest.raises(error, match=message):
-        check_decoder(params.decoder, params, reference=reference)
+        check({}, reference=reference)

@@ -7,7 +7,6 @@ import jlade
 from jlade.config import LookaheadConfig
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
-from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 
@@ -24,7 +23,6 @@ def load(
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted; the model has no tokenizer.
     """
-    dtype = dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
     sizes: Any = mesh
     on_mesh = None if mesh is None else jlade.make_mesh(**sizes)
     params, tokenizer = jlade.load(model, dtype, revision=revision, mesh=on_mesh)

@@ -2,7 +2,7 @@
 
     ClusterConfig(rollout_engine=LookaheadRollout, ...)
 
-`rollout` has the rollout engine and the sampler, `parameters` the conversion of a model's weights, and `models` the
+`rollout` has the rollout engine and the sampler, `parameters` the architectures of its models, and `models` the
 decoder of a model that stays as it is.
 """
 

@@ -1,4 +1,4 @@
-"""The architectures of tunix's models, and their weights as jlade's: the same numbers, as jlade multiplies them."""
+"""The architectures of tunix's models, with which `jlade.adopt` takes their weights."""
 
 import dataclasses
 import inspect
@@ -8,9 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jlade.conversion.adopt import adopt
 from jlade.models.architecture import LlamaConfig
-from jlade.models.llama import LlamaParams
 from jlade.models.rotary import LinearScaling, Rotary
 
 
@@ -131,14 +129,3 @@ FAMILIES = {
     "tunix.models.gemma.model.Gemma": _gemma,
     "tunix.models.gemma3.model.Gemma3": _gemma3,
 }
-
-
-def convert(state: Any, config: LlamaConfig, dtype: Any) -> LlamaParams:
-    """Returns the parameters for the arrays of a model, as `jlade.adopt` does.
-
-    Args:
-      state: an `nnx.State` of the model, as `nnx.state` or `nnx.variables` return it.
-      config: the result of `describe`.
-      dtype: that the model computes in.
-    """
-    return adopt(state, config, dtype=dtype)

@@ -16,6 +16,7 @@ from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
 from jlade.config import LookaheadConfig, SamplingConfig
+from jlade.conversion.adopt import adopt
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Prefix
 from jlade.drafts.suffix import LONGEST
@@ -219,7 +220,7 @@ class LookaheadSampler(sampler.Sampler):
             # Equal shardings and metadata of variables may come in other words, for which programs would compile.
             placed = jax.device_put(arrays, self._shardings)
             state = jax.tree.unflatten(self._structure, placed)
-            own = state if self._config is None else parameters.convert(state, self._config, self._dtype)
+            own = state if self._config is None else adopt(state, self._config, dtype=self._dtype)
             self._made = arrays, own
         return self._made[1]
 

@@ -12,9 +12,8 @@ import jax
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
-from jlade.cli import options as options_lib
+from jlade.cli import arguments, terminal
 from jlade.costs.devices import DEVICES
 from jlade.inspection.compiled import Loop
 from jlade.inspection.inspect import Inspection, inspect
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="setting to compile, like tree=63 (default: the tuned one, or an estimate for the device)",
     )
     add_implementations(group)
-    options_lib.add_bits(group)
+    arguments.add_bits(group)
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
     group.add_argument(
         "--engine",
@@ -69,7 +68,7 @@ def check(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
     """Compiles the programs of the model in a directory and prints facts about them."""
     look_for_no_driver()
-    lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
+    lookahead: Any = "auto" if options.lookahead is None else arguments.setting("--lookahead", options.lookahead)
     found = inspect(
         directory,
         options.device,
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
         capacity=CAPACITY if options.length is None else options.length,
         attention=options.attention or "auto",
         experts=options.experts or "auto",
-        mesh=None if options.mesh is None else options_lib.mesh_sizes(options.mesh),
+        mesh=None if options.mesh is None else arguments.mesh_sizes(options.mesh),
         engine=options.engine,
     )
     if options.json:
@@ -96,14 +95,14 @@ def look_for_no_driver() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
-def in_words(found: Sequences, capacity: int) -> str:
+def in_words(sequences: Sequences, capacity: int) -> str:
     """Returns how many sequences of an engine fit, and their parts of the memory."""
     bound, temporary = "at most ", ""
-    if found.temporary:
-        bound, temporary = "", f" and {decimal(found.temporary)} of temporary memory"
+    if sequences.temporary:
+        bound, temporary = "", f" and {decimal(sequences.temporary)} of temporary memory"
     return (
-        f"{bound}{found.number:,} sequences of {capacity:,} tokens: {decimal(found.row)} of state{temporary} each, and "
-        f"{decimal(found.prompt)} for a prompt being read"
+        f"{bound}{sequences.number:,} sequences of {capacity:,} tokens: {decimal(sequences.row)} of state{temporary} "
+        f"each, and {decimal(sequences.prompt)} for a prompt being read"
     )
 
 
@@ -134,10 +133,7 @@ def _table(found: Inspection) -> Table:
         rows[f"step at {label(found.lookahead)}"] = _step(found.step, found.step_seconds)
         if exchanges := found.step.exchanges:
             rows["exchanges"] = f"{len(exchanges)} in a step, {decimal(sum(exchanges))}"
-    result = Table(show_header=False)
-    for name, value in rows.items():
-        result.add_row(name, Text(value))
-    return result
+    return terminal.facts_table(rows)
 
 
 def _step(step: Loop, measured: float | None) -> str:

@@ -20,7 +20,6 @@ from jlade.generation import request as request_lib
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
-from jlade.mesh import default_device
 from jlade.models import kv_rounding
 from jlade.models.llama import LlamaParams
 from jlade.models.quantization import BITS
@@ -69,6 +68,33 @@ class _Model(argparse.Action):
         options.model = value
 
 
+def add_integer(
+    parser: argparse._ActionsContainer, flag: str, placeholder: str, explanation: str, default: int | None = None
+) -> None:
+    """Adds an option that takes an integer. The help tells the default, if there is one."""
+    end = "" if default is None else " (default: %(default)s)"
+    parser.add_argument(flag, type=int, default=default, metavar=placeholder, help=explanation + end)
+
+
+def add_dtype(parser: argparse._ActionsContainer) -> None:
+    """Adds `--dtype`."""
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
+    )
+
+
+def add_strict(parser: argparse._ActionsContainer) -> None:
+    """Adds `--strict`."""
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN or "
+        "infinite weights (default: warn)",
+    )
+
+
 def add_bits(parser: argparse._ActionsContainer) -> None:
     """Adds --bits, and --int8 for eight of them."""
     parser.add_argument(
@@ -107,18 +133,9 @@ def add_model(parser: argparse.ArgumentParser, has_batches: bool = False, **argu
     parser.add_argument(
         "--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model: a directory (default: none)"
     )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
-    )
+    add_dtype(parser)
     add_bits(parser)
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN or "
-        "infinite weights (default: warn)",
-    )
+    add_strict(parser)
     parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,...",
@@ -251,7 +268,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "stop": options.stop,
         "kv_dtype": options.kv_dtype,
         "key": request_lib.make_key(seed),
-        "constraint": recommended_constraints(options.model or DEMO, options.revision),
+        "constraint": _recommended(options.model or DEMO, options.revision)[1],
     }
 
 
@@ -267,22 +284,18 @@ def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
     """Returns the sampling that the checkpoint recommends, with the given values in place of its own."""
     given = {name: value for name in CONTROLS if (value := getattr(options, name)) is not None}
     jlade.SamplingConfig(**given)  # checks the arguments before a checkpoint is looked for
-    recommended = recommended_sampling(options.model or DEMO, options.revision)
+    recommended, _ = _recommended(options.model or DEMO, options.revision)
     if given.get("temperature") == 0:
         recommended = dataclasses.replace(recommended, **WITHOUT_FILTERS)
     return dataclasses.replace(recommended, **given)
 
 
 @functools.cache
-def recommended_sampling(model: str | pathlib.Path, revision: str | None) -> jlade.SamplingConfig:
+def _recommended(
+    model: str | pathlib.Path, revision: str | None
+) -> tuple[jlade.SamplingConfig, tuple[jlade.Constraint, ...]]:
     """Reads the file once: `model` may be an id of the Hub, and a chat asks for each answer."""
-    return jlade.load_sampling(model, revision=revision)
-
-
-@functools.cache
-def recommended_constraints(model: str | pathlib.Path, revision: str | None) -> tuple[jlade.Constraint, ...]:
-    """Reads the file once, as `recommended_sampling` does."""
-    return tuple(jlade.load_constraints(model, revision=revision))
+    return jlade.load_sampling(model, revision=revision), tuple(jlade.load_constraints(model, revision=revision))
 
 
 def find(options: argparse.Namespace) -> pathlib.Path:
@@ -360,13 +373,13 @@ def mesh_sizes(sizes: str) -> dict[str, int]:
       ValueError: names what is accepted.
     """
     parts = [part.partition("=") for part in sizes.split(",")]
-    found = {name.strip(): size.strip() for name, _, size in parts}
-    if len(found) < len(parts) or not all(name in mesh_lib.AXES and size.isdecimal() for name, size in found.items()):
+    axes = {name.strip(): size.strip() for name, _, size in parts}
+    if len(axes) < len(parts) or not all(name in mesh_lib.AXES and size.isdecimal() for name, size in axes.items()):
         raise ValueError(
             f"--mesh must be like data=2,lookahead=4, with the names {', '.join(mesh_lib.AXES)}, each at most once, "
             f"got {sizes!r}"
         )
-    return {name: int(size) for name, size in found.items()}
+    return {name: int(size) for name, size in axes.items()}
 
 
 def make_mesh(options: argparse.Namespace) -> Mesh | None:
@@ -397,12 +410,10 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     """
     if options.adapter is not None and options.model is None:
         raise ValueError(f"--adapter {options.adapter} needs --model, the model that it was trained on")
-    mesh = make_mesh(options)
-    dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
     params, tokenizer = jlade.load(
         options.model or DEMO,
-        dtype,
-        mesh=mesh,
+        options.dtype,
+        mesh=make_mesh(options),
         revision=options.revision,
         bits=options.bits,
         strict=options.strict,

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from jlade import SamplingConfig
-from jlade.cli import chat, complete, generate, options
+from jlade.cli import chat, complete, generate
+from jlade.cli.arguments import change, read, read_prompts, request
 from jlade.server import records
 
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
@@ -14,7 +15,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "re
 
 def sampling_of(command, *arguments):
     prompt = ["x"] if command is complete else []
-    return options.request(command.parser().parse_args([*prompt, *map(str, arguments)]))["sampling"]
+    return request(command.parser().parse_args([*prompt, *map(str, arguments)]))["sampling"]
 
 
 @pytest.mark.parametrize("command", [complete, generate, chat])
@@ -43,13 +44,17 @@ def test_a_temperature_of_0_drops_the_filters_of_the_checkpoint_and_keeps_its_ba
 def test_a_chat_returns_to_the_sampling_of_the_checkpoint(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps(SAMPLED))
     given = chat.parser().parse_args(["--model", str(tmp_path), "--top-k", "5"])
-    assert options.request(given)["sampling"].top_k == 5
-    assert options.request(options.change(given, "top_k=none"))["sampling"].top_k == 20
+    assert request(given)["sampling"].top_k == 5
+    assert request(change(given, "top_k=none"))["sampling"].top_k == 20
 
 
 def test_arguments_are_checked_before_the_checkpoint_is_looked_for():
     with pytest.raises(ValueError, match=r"temperature must be a number of at least 0, got -1\.0"):
         sampling_of(generate, "--model", "no/where", "--temperature", -1)
+
+
+def test_the_default_limit_is_that_of_the_library():
+    assert request(complete.parser().parse_args(["x"]))["max_new_tokens"] is None
 
 
 @pytest.mark.parametrize(
@@ -63,6 +68,6 @@ def test_stop_strings_of_a_shell(typed, stop):
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo".encode())
     (tmp_path / "a.jsonl").write_bytes('\ufeff{"prompt": "one"}'.encode())
-    assert [prompt.text for prompt in options.read_prompts(str(tmp_path / "a.txt"), lines=True)] == ["one", "two"]
-    found = records.parse("a.jsonl", options.read(str(tmp_path / "a.jsonl")))
+    assert [prompt.text for prompt in read_prompts(str(tmp_path / "a.txt"), lines=True)] == ["one", "two"]
+    found = records.parse("a.jsonl", read(str(tmp_path / "a.jsonl")))
     assert [record.values for record in found] == [{"prompt": "one"}]
