@@ -41,15 +41,8 @@ def sampling_table(results: Results) -> Table:
         rouge = [_with_interval(column) for column in zip(*scores, strict=True)]
         speedup = measures.speedup(of_method, baseline)
         rows.append((dataset, parse(name).label, *rouge, speedup and speedup.mean, measures.compression(of_method)))
-    columns = (
-        Column("data set"),
-        Column("method (W, N, G)"),
-        Column("ROUGE-1"),
-        Column("ROUGE-2"),
-        Column("ROUGE-L"),
-        Column("speedup", ".2f x"),
-        Column("tokens/step", ".2f"),
-    )
+    texts = map(Column, ("data set", "method (W, N, G)", "ROUGE-1", "ROUGE-2", "ROUGE-L"))
+    columns = (*texts, Column("speedup", ".2f x"), Column("tokens/step", ".2f"))
     note = (
         "Means with 95% bootstrap intervals. Sampled texts of plain and coupled lookahead decoding have the same "
         "random key, so they are equal in float32; those by rejection (Algorithm 4) with a greedy window, the paper's "
@@ -104,16 +97,16 @@ def exactness_table(run: Run, results: Results) -> Table:
     """Returns Appendix E: the answers that differ from plain decoding in float32, and the closeness of the choice."""
     rows = []
     for name, of_method in results.items():
-        found = [difference for result in of_method for difference in result.differences if difference is not None]
+        differences = [each for result in of_method for each in result.differences if each is not None]
         number = len(measures.answers(of_method))
-        gaps = sorted(difference.logit_gap for difference in found)
+        gaps = sorted(difference.logit_gap for difference in differences)
         rows.append(
             (
                 parse(name).label,
                 parse(name).dtype or run.about["dtype"],
                 number,
-                number - len(found),
-                (number - len(found)) / number,
+                number - len(differences),
+                (number - len(differences)) / number,
                 max(gaps, default=None),
             )
         )

@@ -13,23 +13,14 @@ CHAT = "LLaMA-2-7B-Chat, MT-Bench, A100"
 
 
 class Entry(NamedTuple):
-    """A number of the paper.
+    """A number of the paper."""
 
-    Attributes:
-      experiment: whose results have the same number for a run.
-      place: in the paper.
-      meaning: of the number.
-      conditions: model, data and device of the paper.
-      number: of the paper.
-      here: returns the run's number, None if the results lack it.
-    """
-
-    experiment: str
-    place: str
+    experiment: str  # whose results have the same number for a run
+    place: str  # in the paper
     meaning: str
-    conditions: str
+    conditions: str  # model, data and device of the paper
     number: str
-    here: Callable[[Run, Results], str | None]
+    here: Callable[[Run, Results], str | None]  # returns the run's number, None if the results lack it
 
 
 def _lookahead(results: Results) -> str | None:
@@ -52,8 +43,8 @@ def _at(temperature: float, flag: str = "") -> Callable[[Run, Results], str | No
     """Returns the tokens per step of the lookahead method at a temperature."""
 
     def steps(run: Run, results: Results) -> str | None:
-        found = [name for name in results if parse(name).temperature == temperature and _lookahead({name: []})]
-        return _steps(results, next((name for name in found if flag in name), None))
+        names = [name for name in results if parse(name).temperature == temperature and _lookahead({name: []})]
+        return _steps(results, next((name for name in names if flag in name), None))
 
     return steps
 
@@ -64,12 +55,12 @@ def _of_row(number: int) -> Callable[[Run, Results], str | None]:
 
 
 def _same_in_float32(run: Run, results: Results) -> str | None:
-    shares = [measures.identical(of_method) for name, of_method in results.items() if _is_float32(run, name)]
+    shares = [
+        measures.identical(of_method)
+        for name, of_method in results.items()
+        if (parse(name).dtype or run.about["dtype"]) == "float32" and _lookahead({name: []})
+    ]
     return f"{min(shares):.0%} identical" if shares else None
-
-
-def _is_float32(run: Run, name: str) -> bool:
-    return (parse(name).dtype or run.about["dtype"]) == "float32" and bool(_lookahead({name: []}))
 
 
 def _fit(run: Run, results: Results) -> str:
@@ -184,20 +175,14 @@ def table(run: Run, results: Mapping[str, Results]) -> Table | None:
     """Returns the numbers of the paper beside those of a run, given its results by experiment; None without any."""
     rows: list[Row] = []
     for entry in ENTRIES:
-        found = entry.here(run, results[entry.experiment]) if results.get(entry.experiment) else None
-        if found is not None and (entry.place, entry.meaning) not in [row[:2] for row in rows]:
-            rows.append((entry.place, entry.meaning, entry.conditions, entry.number, found))
-    columns = (
-        Column("in the paper"),
-        Column("number"),
-        Column("its model, data and device"),
-        Column("the paper's"),
-        Column("here"),
-    )
+        here = entry.here(run, results[entry.experiment]) if results.get(entry.experiment) else None
+        if here is not None and (entry.place, entry.meaning) not in [row[:2] for row in rows]:
+            rows.append((entry.place, entry.meaning, entry.conditions, entry.number, here))
+    columns = map(Column, ("in the paper", "number", "its model, data and device", "the paper's", "here"))
     about = run.about
     note = (
         f"Here the model is {about['model']} in {about['dtype']} with {about['parameters'] / 1e6:,.1f} M parameters, "
         f"the data are {', '.join(about['data'])}, and the device is {about['device']} ({about['processor']}). "
         "Estimates are of the paper's model and device, from data sheets, with the tokens per step of this run."
     )
-    return Table("paper", "Beside the paper", columns, tuple(rows), note) if rows else None
+    return Table("paper", "Beside the paper", tuple(columns), tuple(rows), note) if rows else None

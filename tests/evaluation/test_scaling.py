@@ -8,7 +8,7 @@ import pytest
 from jlade import LookaheadConfig
 from jlade.evaluation import datasets, experiments, statistics
 from jlade.evaluation import scaling as scaling_lib
-from tests.evaluation.made import of, run
+from tests.evaluation.made import lines_of, of, rows, run
 
 
 def scaling(compression):
@@ -83,18 +83,30 @@ def test_table_4_names_the_fastest_measured_setting_and_estimates_those_of_gpus(
 
 def test_figure_8_has_lines_of_this_device_and_of_two_others():
     results = scaling(lambda setting: 1.5) | {"plain": of("plain", 1.0)}
-    figure = scaling_lib.devices_figure(run(), results)
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(layout="constrained")
-    figure.draw(canvas)
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in canvas.axes[0].lines}
+    _, figure = scaling_lib.figure_8(run(), results)
+    drawn = lines_of(figure)
     assert drawn["tokens per step"] == drawn["speedup, measured on cpu"] == [[w, 1.5] for w in scaling_lib.WINDOWS]
     fast, slow = (drawn[f"speedup of 7B, NVIDIA {name}, estimated"] for name in ("A100-SXM4-80GB", "GeForce RTX 3090"))
     assert all(1.5 > one[1] >= other[1] for one, other in zip(fast, slow, strict=True))
     assert fast[-1][1] > slow[-1][1]
     of_other = {name: each for name, each in results.items() if ",5," not in name}
-    assert scaling_lib.devices_figure(run(), of_other) is None
+    assert scaling_lib.figure_8(run(), of_other) == []
+
+
+def test_figure_8_has_the_measured_speed_by_window_beside_the_estimates():
+    """A step of W = 16 takes three times that of a plain one, and the others the same."""
+    results = {"plain": of("plain", 1.0), "4,7,4": of("4,7,4", 9.0)}
+    for w, compression, seconds in ((16, 2.0, 30), (2, 1.5, 10)):
+        name = f"{w},5,{w}"
+        results[name] = of(name, compression, seconds=seconds)
+    table, figure = scaling_lib.figure_8(run(device="NVIDIA H100"), results)
+    assert table.title == "Tokens per step and speed by W on NVIDIA H100 (Figure 8 of the paper)"
+    measured = {w: row[:3] for w, row in rows(table).items()}
+    assert measured == {"2": ["1.50", "15.0", "1.50x"], "16": ["2.00", "6.7", "0.67x"]}
+    for column, device in zip((4, 5), scaling_lib.FIGURE_8_DEVICES, strict=True):
+        assert [row[column] for row in table.rows] == pytest.approx(scaling_lib.figure_8_speedups(results, device))
+    assert "whose plain decoding gives 10.0 tokens/s" in table.note
+    assert figure.name == "figure8"
 
 
 @pytest.fixture(scope="module")
