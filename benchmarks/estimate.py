@@ -19,15 +19,12 @@ import itertools
 import os
 import pathlib
 import re
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 if "attached" not in sys.argv:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise looks for a driver
 
@@ -37,6 +34,7 @@ import numpy as np
 
 import jlade
 from benchmarks import report
+from benchmarks.attention import seconds
 from benchmarks.inflate import SHAPES
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
@@ -246,18 +244,9 @@ def measured_rates() -> Rates:
     rng = np.random.default_rng(0)
     tokens, weight = (jnp.asarray(rng.normal(size=(size, 768)).astype(np.float32)) for size in (120, 2048))
     large = jnp.asarray(rng.normal(size=2**27).astype(np.float32))
-    product = _seconds(jax.jit(lambda x, weight: weight @ x.T), tokens, weight)
-    read = _seconds(jax.jit(jnp.sum), large)
+    product = seconds(jax.jit(lambda x, weight: weight @ x.T), tokens, weight, repeat=29, calls=1)
+    read = seconds(jax.jit(jnp.sum), large, repeat=29, calls=1)
     return estimate.CPU._replace(flops=2 * 120 * 768 * 2048 / product, bytes=large.nbytes / read)
-
-
-def _seconds(function: Callable[..., jax.Array], *arguments: jax.Array, repeat: int = 30) -> float:
-    times = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        function(*arguments).block_until_ready()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
 
 
 def _short(value: Any) -> str:

@@ -13,8 +13,7 @@ import pathlib
 import sys
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jlade
 from benchmarks import report
