@@ -136,6 +136,24 @@ def in_turns(runs: Mapping[Any, Callable[[], Any]], repeat: int) -> dict[Any, li
     return seconds
 
 
+def step_seconds(runs: Mapping[Any, Callable[[int], int]], repeat: int, few: int, many: int) -> dict[Any, float]:
+    """Returns the seconds of a step of each run, by the difference of two texts, timed in turns.
+
+    Args:
+      runs: decode a text of some new tokens and return its steps. The caller has compiled them.
+      repeat: timings of each text.
+      few, many: new tokens of the two texts.
+    """
+    texts = {(name, number): functools.partial(run, number) for name, run in runs.items() for number in (few, many)}
+    num_steps = {key: text() for key, text in texts.items()}
+    seconds = in_turns(texts, repeat)
+    result = {}
+    for name in runs:
+        longer = [b - a for a, b in zip(seconds[name, few], seconds[name, many], strict=True)]
+        result[name] = statistics.median(longer) / (num_steps[name, many] - num_steps[name, few])
+    return result
+
+
 def first_difference(texts: np.ndarray, expected: np.ndarray) -> int | None:
     """Returns the first place where the texts [..., M] differ, None when all are equal."""
     places = np.nonzero((texts != expected).any(axis=tuple(range(texts.ndim - 1))))[0]
@@ -204,19 +222,12 @@ class Model:
         """Returns the seconds of a step of each setting, at batch size 1, timed in turns."""
         (prompt,) = prompts_of("code", 1, PROMPT_TOKENS)
         self.compile(lookaheads, [prompt])
-        runs = {
-            (lookahead, new_tokens): functools.partial(self.decode, lookahead, [prompt], new_tokens)
-            for lookahead in lookaheads
-            for new_tokens in (FEW, MANY)
-        }
-        steps = {name: int(run()[1][0]) for name, run in runs.items()}
-        seconds = in_turns(runs, self.repeat)
-        result = []
-        for lookahead in lookaheads:
-            few, many = (seconds[lookahead, new_tokens] for new_tokens in (FEW, MANY))
-            longer = [b - a for a, b in zip(few, many, strict=True)]
-            result.append(statistics.median(longer) / (steps[lookahead, MANY] - steps[lookahead, FEW]))
-        return result
+
+        def num_steps(lookahead: LookaheadConfig, new_tokens: int) -> int:
+            return int(self.decode(lookahead, [prompt], new_tokens)[1][0])
+
+        runs = {lookahead: functools.partial(num_steps, lookahead) for lookahead in lookaheads}
+        return list(step_seconds(runs, self.repeat, FEW, MANY).values())
 
 
 def _key(inputs: jlade.Inputs, config: jlade.DecodeConfig) -> tuple[LookaheadConfig, int]:

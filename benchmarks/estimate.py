@@ -35,7 +35,7 @@ import numpy as np
 import jlade
 from benchmarks import report
 from benchmarks.attention import seconds
-from benchmarks.inflate import SHAPES
+from benchmarks.inflate import LLAMA_3_8B, SHAPES
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
@@ -55,9 +55,7 @@ from jlade.models.grouped import is_grouped
 from jlade.models.implementations import Implementations, resolve_unattached
 from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
-# The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
-MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
-MODELS["demo"] = read_config(pathlib.Path(jlade.__file__).parent / "demo")
+MODELS = SHAPES | {"8b": LLAMA_3_8B, "demo": read_config(pathlib.Path(jlade.__file__).parent / "demo")}
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 MIXTURES = "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b", "gpt-oss-20b"  # two with recurrent layers
 with warnings.catch_warnings(action="ignore"):  # of parts beside text

@@ -57,6 +57,8 @@ SHAPES = {
     "1b": _shape(32000, 2048, 5632, 22, 32, 4, 64, 2048),  # TinyLlama
     "7b": _shape(32000, 4096, 11008, 32, 32, 32, 128, 4096),  # Llama 2
 }
+LLAMA_3_8B = _shape(128256, 4096, 14336, 32, 32, 8, 128, 4096)
+SMOLLM2_135M = _shape(49152, 576, 1536, 30, 9, 3, 64, 4096)
 REFUSED = ("rope_scaling", "qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "sliding_windows", "model_type")
 
 # Replace the index into the source for added elements. Elements without effect are noise, because arithmetic on zeros

@@ -15,9 +15,8 @@ compiled as one program, besides its arguments and results. A copy of the weight
 
 import dataclasses
 import functools
-import statistics
+import itertools
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,11 @@ sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, n
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.progress import Progress, track
+from rich.progress import track
 
 import jlade
 from benchmarks import inflate, report
+from benchmarks.accelerator import read_bytes, step_seconds
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.conversion import gguf_blocks
 from jlade.conversion.calibration import mean_squares
@@ -189,44 +189,30 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
     wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig.paper(15, 5, 15)
     settings = {"plain": PLAIN, "lookahead": wide}
 
-    def prepare(name: str, block: str, num_tokens: int) -> tuple[jlade.Inputs, jlade.DecodeConfig]:
-        return jlade.prepare(models[name], prompt, max_new_tokens=num_tokens, lookahead=settings[block], eos_ids=())
-
     decode = jax.jit(jlade.decode, static_argnames="config")
     programs: dict[tuple[str, str], Any] = {}
-    seconds: dict[tuple[str, str], list[float]] = {}
-    with Progress() as progress:
-        task = progress.add_task("compiling", total=2 * len(models) * (1 + repeat))
-        for name, params in models.items():
-            for block in settings:
-                inputs, config = prepare(name, block, FEW)
-                programs[name, block] = decode.lower(params, inputs, config).compile()
-                jax.block_until_ready(programs[name, block](params, inputs))  # memory is slow when it is first used
-                seconds[name, block] = []
-                progress.advance(task)
-        progress.update(task, description="speed")
-        for _ in range(repeat):
-            for (name, block), compiled in programs.items():
-                took, steps = [], []
-                for num_tokens in (FEW, MANY):
-                    inputs, _ = prepare(name, block, num_tokens)
-                    begin = time.perf_counter()
-                    state = compiled(models[name], inputs)
-                    steps.append(int(jax.block_until_ready(state).num_steps[0]))
-                    took.append(time.perf_counter() - begin)
-                seconds[name, block].append((took[1] - took[0]) / (steps[1] - steps[0]))
-                progress.advance(task)
+    inputs: dict[tuple[str, str, int], jlade.Inputs] = {}
+    for name, block in track(list(itertools.product(models, settings)), "compiling"):
+        request: Any = {"lookahead": settings[block], "eos_ids": ()}
+        for num_tokens in (FEW, MANY):
+            inputs[name, block, num_tokens], config = jlade.prepare(
+                models[name], prompt, max_new_tokens=num_tokens, **request
+            )
+        programs[name, block] = decode.lower(models[name], inputs[name, block, FEW], config).compile()
+
+    def num_steps(name: str, block: str, num_tokens: int) -> int:
+        return int(programs[name, block](models[name], inputs[name, block, num_tokens]).num_steps[0])
+
+    seconds = step_seconds({key: functools.partial(num_steps, *key) for key in programs}, repeat, FEW, MANY)
     result: dict[str, dict[str, float]] = {}
     for name, params in models.items():
-        plain, ahead = (statistics.median(seconds[name, block]) for block in ("plain", "lookahead"))
-        looked_up = 0 if params.output is None else params.embedding.nbytes  # a step reads one row of it
-        read = num_bytes(params) - looked_up
+        plain, ahead = (seconds[name, block] for block in ("plain", "lookahead"))
         memory = programs[name, "plain"].memory_analysis()
         result[name] = {
             "weights, MB": num_bytes(params) / 1e6,
             "plain decoding, tokens/s": 1 / plain,
             "step of 1, ms": 1e3 * plain,
-            "weights read, GB/s": read / plain / 1e9,
+            "weights read, GB/s": read_bytes(params) / plain / 1e9,
             f"step of {wide.block_size}, ms": 1e3 * ahead,
             "temporary MB": memory.temp_size_in_bytes / 1e6,
         }
