@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jlade.evaluation import comparison, datasets, drafting, measures, paper, paper_comparison, scaling
+from jlade.evaluation import comparison, datasets, drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
 from jlade.evaluation.figures import Figure
@@ -294,11 +294,12 @@ def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selecti
     return presented
 
 
-def beside_paper(run: Run, selections: Mapping[str, Selection]) -> Table | None:
-    """Returns the numbers of the paper beside those of a run, None if it has none of them."""
+def beside_paper(run: Run, selections: Mapping[str, Selection]) -> list[Item]:
+    """Returns a table of the paper's numbers beside those of a run, [] if it has none of them."""
     by_experiment = {name: results(run, selection) for name, selection in selections.items()}
     answered = {name: of_run for name, of_run in by_experiment.items() if any(of_run.values())}
-    return paper_comparison.table(run, answered)
+    table = paper.numbers_table(run, answered)
+    return [] if table is None else [table]
 
 
 def results(run: Run, selection: Selection) -> Results:
