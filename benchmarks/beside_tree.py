@@ -295,9 +295,8 @@ class Drafting:
         tree = self._tree(self.size)
         forecast = 1 + sum(tree.values())
         self.forecasts.append(forecast)
-        has_window = bool(self.window) and not (
-            self.use.only_low and forecast >= sum(self.forecasts) / len(self.forecasts)
-        )
+        is_low = forecast < sum(self.forecasts) / len(self.forecasts)
+        has_window = bool(self.window) and (is_low or not self.use.only_low)
         if not self.window or has_window:
             tree = dict(itertools.islice(tree.items(), small))
         beside = self._window_paths() if has_window else []
@@ -330,9 +329,8 @@ class Drafting:
         chain = self._main_chain(tree) if self.use.jacobi else ()
         predicted = [found[chain[:i]].drawn for i in range(len(chain) + 1) if chain[:i] in found]
         self.guesses = predicted[len(accepted) :]
-        self.ahead = {
-            ("probe", i): found[each] for i in range(self.use.probes) if (each := path + masks[: i + 1]) in found
-        }
+        probes = {("probe", i): path + masks[: i + 1] for i in range(self.use.probes)}
+        self.ahead = {place: found[draft] for place, draft in probes.items() if draft in found}
         if self.use.siblings:
             rejected = (draft for draft in tree if draft[:-1] == path and len(draft) == len(path) + 1)
             best = next(rejected, None)
