@@ -10,10 +10,10 @@ Compared runs are timed in turns. The programs of a part are compiled at once, e
 """
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import functools
-import json
 import statistics
 import sys
 import time
@@ -21,22 +21,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jlade
-from benchmarks import inflate
+from benchmarks import inflate, report
 from benchmarks.parts import Figures, Parts, make_parser
 from jlade.config import PLAIN, LookaheadConfig, NGramConfig
 from jlade.lookahead.names import label
-from jlade.mesh import default_device, device_of
+from jlade.mesh import default_device, device_of, num_bytes
 from jlade.models.llama import Llama, LlamaParams
 
-PROMPTS = Path(__file__).parent.parent / "tests" / "golden" / "prompts.jsonl"
+CACHE_HIT = "/jax/compilation_cache/cache_hits"  # the event of a program from the persistent cache
 CAPACITY = 1024  # tokens, the capacity that `jlade.prepare` chooses for texts of these lengths
 PROMPT_TOKENS = 200  # longer prompts are cut
 FEW, MANY = 16, 272  # new tokens of two texts; their difference in time is that of steps alone
@@ -106,7 +105,7 @@ def make_decoder(params: LlamaParams, attention: str | None) -> Llama:
 
 def prompts_of(kind: str, number: int, least: int = 0) -> list[list[int]]:
     """Returns the token ids of the first prompts of a kind, "code" or "prose", that have at least `least` tokens."""
-    lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    lines = report.read_lines(report.DEMO_PROMPTS)
     ids = [line["ids"][:PROMPT_TOKENS] for line in lines if line["kind"] == kind and len(line["ids"]) >= least]
     if len(ids) < number:
         raise ValueError(f"there are {len(ids)} {kind} prompts of at least {least} tokens, not {number}")
@@ -117,11 +116,6 @@ def read_bytes(params: LlamaParams) -> int:
     """Returns the bytes of weights that a step reads: all but an untied embedding, of which it reads one row."""
     looked_up = 0 if params.output is None else params.embedding.nbytes
     return num_bytes(params) - looked_up
-
-
-def num_bytes(tree: Any) -> int:
-    """Returns the bytes of all arrays."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def peak_bytes(params: LlamaParams) -> int | None:
@@ -140,6 +134,24 @@ def in_turns(runs: Mapping[Any, Callable[[], Any]], repeat: int) -> dict[Any, li
             jax.block_until_ready(run())
             seconds[name].append(time.perf_counter() - begin)
     return seconds
+
+
+def step_seconds(runs: Mapping[Any, Callable[[int], int]], repeat: int, few: int, many: int) -> dict[Any, float]:
+    """Returns the seconds of a step of each run, by the difference of two texts, timed in turns.
+
+    Args:
+      runs: decode a text of some new tokens and return its steps. The caller has compiled them.
+      repeat: timings of each text.
+      few, many: new tokens of the two texts.
+    """
+    texts = {(name, number): functools.partial(run, number) for name, run in runs.items() for number in (few, many)}
+    num_steps = {key: text() for key, text in texts.items()}
+    seconds = in_turns(texts, repeat)
+    result = {}
+    for name in runs:
+        longer = [b - a for a, b in zip(seconds[name, few], seconds[name, many], strict=True)]
+        result[name] = statistics.median(longer) / (num_steps[name, many] - num_steps[name, few])
+    return result
 
 
 def first_difference(texts: np.ndarray, expected: np.ndarray) -> int | None:
@@ -185,13 +197,14 @@ class Model:
             begin = time.perf_counter()
             return lowered[key].compile(), time.perf_counter() - begin
 
-        hits = _CacheHits()
+        events = collections.Counter[str]()
+        jax.monitoring.register_event_listener(lambda event, **_: events.update([event]))
         with concurrent.futures.ThreadPoolExecutor() as pool:
             for key, (program, seconds) in zip(lowered, pool.map(finish, lowered), strict=True):
                 self.programs[key] = program
                 self.compilation[f"compiling {_name(key)}, s"] = seconds
         if lowered:
-            self.compilation["programs compiled, from the cache"] = f"{len(lowered)}, {hits.number}"
+            self.compilation["programs compiled, from the cache"] = f"{len(lowered)}, {events[CACHE_HIT]}"
 
     def _prepare(
         self, lookahead: LookaheadConfig, prompts: Sequence[list[int]], new_tokens: int
@@ -209,19 +222,12 @@ class Model:
         """Returns the seconds of a step of each setting, at batch size 1, timed in turns."""
         (prompt,) = prompts_of("code", 1, PROMPT_TOKENS)
         self.compile(lookaheads, [prompt])
-        runs = {
-            (lookahead, new_tokens): functools.partial(self.decode, lookahead, [prompt], new_tokens)
-            for lookahead in lookaheads
-            for new_tokens in (FEW, MANY)
-        }
-        steps = {name: int(run()[1][0]) for name, run in runs.items()}
-        seconds = in_turns(runs, self.repeat)
-        result = []
-        for lookahead in lookaheads:
-            few, many = (seconds[lookahead, new_tokens] for new_tokens in (FEW, MANY))
-            longer = [b - a for a, b in zip(few, many, strict=True)]
-            result.append(statistics.median(longer) / (steps[lookahead, MANY] - steps[lookahead, FEW]))
-        return result
+
+        def num_steps(lookahead: LookaheadConfig, new_tokens: int) -> int:
+            return int(self.decode(lookahead, [prompt], new_tokens)[1][0])
+
+        runs = {lookahead: functools.partial(num_steps, lookahead) for lookahead in lookaheads}
+        return list(step_seconds(runs, self.repeat, FEW, MANY).values())
 
 
 def _key(inputs: jlade.Inputs, config: jlade.DecodeConfig) -> tuple[LookaheadConfig, int]:
@@ -230,17 +236,6 @@ def _key(inputs: jlade.Inputs, config: jlade.DecodeConfig) -> tuple[LookaheadCon
 
 def _name(key: tuple[LookaheadConfig, int]) -> str:
     return f"{label(key[0])}, batch {key[1]}"
-
-
-class _CacheHits:
-    """Counts the programs that come from JAX's persistent compilation cache from now on."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        jax.monitoring.register_event_listener(self._hear)
-
-    def _hear(self, event: str, **_: Any) -> None:
-        self.number += event == "/jax/compilation_cache/cache_hits"
 
 
 @dataclasses.dataclass
@@ -293,8 +288,7 @@ class _Measurement:
     def memory(self) -> Figures:
         """Returns the peak of memory since the start of the process, with the sizes of weights and cache."""
         cache = jax.eval_shape(lambda params: self.model.decoder.init_cache(params, 1, CAPACITY), self.model.params)
-        cache_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
-        weights = num_bytes(self.model.params)
+        cache_bytes, weights = num_bytes(cache), num_bytes(self.model.params)
         figures: Figures = {"weights, GB": weights / 1e9, "cache, GB": cache_bytes / 1e9}
         for key, program in self.model.programs.items():
             figures[f"temporary of {_name(key)}, GB"] = program.memory_analysis().temp_size_in_bytes / 1e9

@@ -23,16 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
-from benchmarks.accelerator import PROMPTS
 from benchmarks.quantization import logprobs_of
 from jlade.models.llama import LlamaParams, quantize
 
@@ -59,23 +55,23 @@ def main() -> None:
     options = parser.parse_args()
 
     models = {name: measure(name, options.prompts, options.max_new_tokens) for name in options.models}
-    table = Table("model", "copy", "same token", "gain", "chain", "tokens a round", title="Copies in few bits")
-    for name, found in models.items():
-        for copy, figures in found["copies"].items():
-            numbers = f"{figures['agreement']:.3f}", f"{figures['gain']:.2f}", f"{figures['chain']}"
-            table.add_row(name, copy, *numbers, f"{figures['tokens_per_round']:.1f}")
-    Console().print(table)
+    forms = {"agreement": ".3f", "gain": ".2f", "chain": "", "tokens_per_round": ".1f"}
+    rows = [
+        [name, copy, *(f"{figures[key]:{form}}" for key, form in forms.items())]
+        for name, found in models.items()
+        for copy, figures in found["copies"].items()
+    ]
+    report.print_table(["model", "copy", "same token", "gain", "chain", "tokens a round"], rows, "Copies in few bits")
     report.write(options.json, {"least_gain": GAIN, "models": models})
 
 
 def measure(name: str, num_prompts: int, max_new_tokens: int) -> dict[str, Any]:
     """Returns the figures of a model and of its copies."""
-    full, tokenizer = jlade.demo("float32") if name == "demo" else jlade.load(name, "float32")
-    assert tokenizer is not None
-    lines = (OF_SMOLLM2 if name == "smollm2" else PROMPTS).read_text(encoding="utf-8").splitlines()
-    given = [json.loads(lines[i]) for i in np.linspace(0, len(lines) - 1, num_prompts).round().astype(int)]
+    full, tokenizer = report.load(name, "float32")
+    lines = report.read_lines(OF_SMOLLM2 if name == "smollm2" else report.DEMO_PROMPTS)
+    lines = [lines[i] for i in np.linspace(0, len(lines) - 1, num_prompts).round().astype(int)]
     has_ids = name in ("demo", "smollm2")
-    prompts = [each["ids"] if has_ids else tokenizer.encode(each["text"]).ids for each in given]
+    prompts = [line["ids"] if has_ids else tokenizer.encode(line["text"]).ids for line in lines]
     texts, rates = decode(full, prompts, max_new_tokens)
     copies = {"8 bits": (8, quantize(full)), "4 bits": (4, quantize(full, 4))}
     if name != "demo":

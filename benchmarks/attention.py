@@ -14,19 +14,16 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from rich.progress import track
 
 from benchmarks import report
 from jlade.mesh import default_device
@@ -68,42 +65,28 @@ def main() -> None:
     measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
 
     bandwidth = copy_rate(sizes["copied_bytes"], measure)
-    console = Console()
-    console.print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {bandwidth / 1e9:.0f} GB/s")
-
-    implementations = _implementations(options.dtype, sizes["heads"][0], sizes["head_dim"], console)
-    table = Table("heads", "tokens", "cached", "floor, ms", "attention", "ms per step", "x floor", "error")
+    implementations = _implementations(options.dtype, sizes["heads"][0], sizes["head_dim"])
     figures: list[dict[str, Any]] = []
     cases = list(itertools.product(sizes["heads"], sizes["blocks"], sizes["lengths"]))
     capacity = max(sizes["lengths"])
     facts = {"copy_bytes_per_second": bandwidth, "dtype": options.dtype, "layers": sizes["layers"]}
     facts |= {"head_dim": sizes["head_dim"], "capacity": capacity}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(cases))
-        for (heads, kv_heads), block_size, length in cases:
-            progress.update(task, description=f"{heads}/{kv_heads} heads, {block_size} tokens, {length} cached")
-            block, caches = _arguments(
-                sizes["layers"], block_size, heads, kv_heads, sizes["head_dim"], capacity, options.dtype
-            )
-            lengths = jnp.array([length], jnp.int32)
-            with jax.default_matmul_precision("highest"):
-                exact = _step(*float32((block, caches[:1])), lengths, "plain")
-            floor = 2 * sizes["layers"] * kv_heads * length * sizes["head_dim"] * block[0].itemsize / bandwidth
-            for implementation in implementations:
-                got = _step(block, caches[:1], lengths, implementation)
-                error = float(jnp.linalg.norm(got.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
-                run = functools.partial(_step, implementation=implementation)
-                taken = measure(run, block, caches, lengths)
-                figures.append({"heads": heads, "kv_heads": kv_heads, "tokens": block_size, "cached": length})
-                figures[-1] |= {"implementation": implementation, "seconds": taken, "floor_seconds": floor}
-                figures[-1] |= {"relative_error": error}
-                table.add_row(
-                    f"{heads}/{kv_heads}", f"{block_size}", f"{length}", f"{floor * 1e3:.3f}", implementation,
-                    f"{taken * 1e3:.3f}", f"{taken / floor:.2f}", f"{error:.5f}",
-                )  # fmt: skip
-            report.write(options.json, facts | {"cases": figures})  # after each case, in case the time runs out
-            progress.advance(task)
-    console.print(table)
+    for (heads, kv_heads), block_size, length in track(cases, "cases"):
+        block, caches = _arguments(
+            sizes["layers"], block_size, heads, kv_heads, sizes["head_dim"], capacity, options.dtype
+        )
+        lengths = jnp.array([length], jnp.int32)
+        with jax.default_matmul_precision("highest"):
+            exact = _step(*float32((block, caches[:1])), lengths, "plain")
+        floor = 2 * sizes["layers"] * kv_heads * length * sizes["head_dim"] * block[0].itemsize / bandwidth
+        for implementation in implementations:
+            error = relative_error(_step(block, caches[:1], lengths, implementation), exact)
+            taken = measure(functools.partial(_step, implementation=implementation), block, caches, lengths)
+            figures.append({"heads": heads, "kv_heads": kv_heads, "tokens": block_size, "cached": length})
+            figures[-1] |= {"implementation": implementation, "seconds": taken, "floor_seconds": floor}
+            figures[-1] |= {"relative_error": error}
+        report.write(options.json, facts | {"cases": figures})  # after each case, in case the time runs out
+    print_cases(["heads", "kv_heads", "tokens", "cached"], figures)
 
 
 def _arguments(
@@ -136,22 +119,39 @@ def float32(arrays: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
 
 
-def _implementations(dtype: str, heads: tuple[int, int], head_dim: int, console: Console) -> list[str]:
+def relative_error(got: jax.Array, exact: jax.Array) -> float:
+    return float(jnp.linalg.norm(got.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
+
+
+def print_cases(names: Sequence[str], figures: Iterable[dict[str, Any]]) -> None:
+    """Prints the times and errors of cases, each after the values of these names."""
+    columns = *names, "floor, ms", "implementation", "ms", "x floor", "error"
+    rows = []
+    for case in figures:
+        seconds, floor = case["seconds"], case["floor_seconds"]
+        times = f"{1e3 * floor:.3f}", case["implementation"], f"{1e3 * seconds:.3f}", f"{seconds / floor:.2f}"
+        rows.append([*(str(case[name]) for name in names), *times, f"{case['relative_error']:.5f}"])
+    report.print_table(columns, rows)
+
+
+def _implementations(dtype: str, heads: tuple[int, int], head_dim: int) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reasons against the others."""
     running, shapes = [], [HeadShape(*heads, head_dim, dtype)]
     for implementation in ("plain", "gpu", "tpu"):
         try:
             running.append(KERNELS.resolve(implementation, default_device(), shapes))
         except ValueError as error:
-            console.print(f"left out: {error}", soft_wrap=True)
+            print(f"left out: {error}")
     return running
 
 
 def copy_rate(num_bytes: int, measure: Callable[..., float]) -> float:
-    """Returns the bytes that copies of so many bytes read and write in a second."""
+    """Returns and prints the bytes that copies of so many bytes read and write in a second."""
     copied = jnp.ones(num_bytes // 4, jnp.float32)
     passes = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, x: x + 1, x))
-    return 10 * 2 * copied.nbytes / measure(passes, copied)
+    rate = 10 * 2 * copied.nbytes / measure(passes, copied)
+    print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {rate / 1e9:.0f} GB/s")
+    return rate
 
 
 def seconds(run: Callable[..., jax.Array], *arguments: Any, repeat: int, calls: int) -> float:

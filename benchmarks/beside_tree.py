@@ -30,14 +30,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
@@ -47,7 +44,6 @@ from jlade.drafts.record import MEMORY, PRIOR
 from jlade.drafts.source import RANKS
 from jlade.drafts.sources import NOISE_REACH
 from jlade.evaluation import datasets
-from jlade.generation import text as text_lib
 from jlade.vocabulary import VocabularyShard
 
 Draft = tuple[int, ...]  # tokens after the current one
@@ -59,17 +55,32 @@ BUCKETS = 10  # of probabilities
 # Initial acceptance rates by rank, measured with SmolLM2.
 RATES_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
 RATES_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
-USES: dict[str, dict[str, Any]] = {
-    "tree": {},
-    "window": {"window": True},
-    "low": {"window": True, "only_low": True},
-    "n-grams": {"window": True, "ngrams": True},
-    "columns": {"columns": True},
-    "jacobi": {"jacobi": True},
-    "probes": {"probes": 1},
-    "two probes": {"probes": 2},
-    "prompt probes": {"probes": 1, "mask": 1},
-    "siblings": {"siblings": True},
+
+
+class Use(NamedTuple):
+    """A use of the tokens beside the tree; the head of the file has their meaning."""
+
+    window: bool = False
+    only_low: bool = False
+    ngrams: bool = False
+    columns: bool = False
+    jacobi: bool = False
+    probes: int = 0  # masks behind each end
+    mask: int = 0  # of `MASKS`
+    siblings: bool = False
+
+
+USES = {
+    "tree": Use(),
+    "window": Use(window=True),
+    "low": Use(window=True, only_low=True),
+    "n-grams": Use(window=True, ngrams=True),
+    "columns": Use(columns=True),
+    "jacobi": Use(jacobi=True),
+    "probes": Use(probes=1),
+    "two probes": Use(probes=2),
+    "prompt probes": Use(probes=1, mask=1),
+    "siblings": Use(siblings=True),
 }
 
 
@@ -84,27 +95,24 @@ class Row(NamedTuple):
 def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--data", default="tests/golden/prompts.jsonl", help="as `jlade bench --data` reads it")
-    parser.add_argument("--limit", type=int, metavar="Q", help="number of prompts, spread over tasks")
+    report.add_prompts(parser)
     parser.add_argument("--longest", type=int, default=400, metavar="T", help="tokens of a prompt at most")
     parser.add_argument("--tokens", type=int, default=120, metavar="T", help="of a step")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], metavar="T")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M")
     parser.add_argument("--uses", nargs="+", default=list(USES), choices=list(USES), metavar="USE")
     options = parser.parse_args()
-    params, tokenizer = jlade.demo("float32") if options.model is None else jlade.load(options.model, "float32")
-    assert tokenizer is not None
-    questions = datasets.read(options.data).questions
-    prompts = {each: list(each.ids or text_lib.encode(tokenizer, each.turns[0])) for each in questions}
+    params, tokenizer = report.load(options.model, "float32")
+    prompts = {each: report.prompt_ids(tokenizer, each) for each in datasets.read(options.data).questions}
     questions = tuple(each for each, ids in prompts.items() if len(ids) <= options.longest)
-    questions = datasets.select(questions, options.limit, seed=None) if options.limit else questions
+    questions = datasets.select(questions, options.limit) if options.limit else questions
     model = Model(params)
     counts: dict[str, dict[str, list[int]]] = {}  # tokens and steps, by use and task
     for index, question in enumerate(questions):
         for temperature in options.temperature:
             rows = text_of(model, prompts[question], options.max_new_tokens, temperature, index)
             for use in options.uses:
-                decoded = decode(rows, options.tokens - 1, **USES[use])
+                decoded = decode(rows, options.tokens - 1, USES[use])
                 of_use = counts.setdefault(f"{use}, temperature {temperature:g}", {})
                 for task in (question.task, "all"):
                     of_use[task] = [a + b for a, b in zip(of_use.get(task, [0, 0]), decoded, strict=True)]
@@ -113,10 +121,9 @@ def main() -> None:
         figures |= {"tokens": options.tokens, "max_new_tokens": options.max_new_tokens, "tokens_per_step": found}
         report.write(options.json, figures | {"steps": {use: of["all"][1] for use, of in counts.items()}})
         print(index + 1, {use: f"{of_use['all']:.2f}" for use, of_use in found.items()}, file=sys.stderr)
-    table = Table("use, temperature", *(tasks := list(next(iter(found.values())))), title="Tokens per step")
-    for use, rates in found.items():
-        table.add_row(use, *(f"{rates[task]:.2f}" for task in tasks))
-    Console().print(table)
+    tasks = list(next(iter(found.values())))
+    lines = ([use, *(f"{rates[task]:.2f}" for task in tasks)] for use, rates in found.items())
+    report.print_table(["use, temperature", *tasks], lines, "Tokens per step")
 
 
 def text_of(model: "Model", prompt: list[int], new_tokens: int, temperature: float, seed: int) -> "Rows":
@@ -243,9 +250,9 @@ class Record:
             self.counts[kind] = [kept * accepted, kept * tried]
 
 
-def decode(rows: Rows, size: int, **use: Any) -> tuple[int, int]:
+def decode(rows: Rows, size: int, use: Use) -> tuple[int, int]:
     """Returns the tokens that steps accept up to the end of a text, and the number of steps."""
-    drafting, steps = Drafting(rows, size, **use), 0
+    drafting, steps = Drafting(rows, size, use), 0
     end = len(rows.text) - REACH
     while len(drafting.text) < end:
         drafting.step()
@@ -261,24 +268,9 @@ class Drafting:
     Drafts are those of suffix matches, of recycled logits and of their runners-up, and those of the use.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        size: int,
-        *,
-        window: bool = False,
-        only_low: bool = False,
-        ngrams: bool = False,
-        columns: bool = False,
-        jacobi: bool = False,
-        probes: int = 0,
-        mask: int = 0,
-        siblings: bool = False,
-    ):
-        self.rows, self.size, self.third = rows, size, size // 3
-        self.only_low, self.uses_ngrams, self.siblings = only_low, ngrams, siblings
-        self.columns, self.jacobi, self.probes = columns, jacobi, probes
-        self.mask = rows.model.vocab_size + mask
+    def __init__(self, rows: Rows, size: int, use: Use):
+        self.rows, self.size, self.third, self.use = rows, size, size // 3, use
+        self.mask = rows.model.vocab_size + use.mask
         self.text, self.record = rows.text[: rows.prompt_length], Record()
         self.after_token: dict[int, Row] = {}
         self.after_pair: dict[Draft, Row] = {}
@@ -290,28 +282,29 @@ class Drafting:
         self.guesses: list[int] = []
         self.ngrams: dict[int, list[tuple[Draft, list[float]]]] = {}
         self.window: list[list[tuple[int, float]]] = []  # rows of tokens and of their log-probabilities
-        if window:
+        if use.window:
             draw = np.random.default_rng(0).choice
             width = (self.third + 1) // 4
             self.window = [[(int(draw(self.text)), -9.0) for _ in range(width)] for _ in range(4)]
 
     def step(self) -> None:
         """Adds the tokens that the model accepts of this step's drafts to the text, and learns."""
-        small = self.size - self.third if self.window or self.columns or self.jacobi else self.size
-        if self.probes:
+        small = self.size - self.third if self.window or self.use.columns or self.use.jacobi else self.size
+        if self.use.probes:
             small = self.size - self.third // 2
         tree = self._tree(self.size)
         forecast = 1 + sum(tree.values())
         self.forecasts.append(forecast)
-        has_window = bool(self.window) and not (self.only_low and forecast >= sum(self.forecasts) / len(self.forecasts))
+        is_low = forecast < sum(self.forecasts) / len(self.forecasts)
+        has_window = bool(self.window) and (is_low or not self.use.only_low)
         if not self.window or has_window:
             tree = dict(itertools.islice(tree.items(), small))
         beside = self._window_paths() if has_window else []
-        beside += self._columns(tree) if self.columns else []
-        beside += self._chain(tree) if self.jacobi else []
-        masks = (self.mask,) * self.probes
-        probed = self._ends(tree)[: (self.size - small) // max(1, self.probes)] if self.probes else []
-        masked = [end + masks[: i + 1] for end in probed for i in range(self.probes)]
+        beside += self._columns(tree) if self.use.columns else []
+        beside += self._chain(tree) if self.use.jacobi else []
+        masks = (self.mask,) * self.use.probes
+        probed = self._ends(tree)[: (self.size - small) // max(1, self.use.probes)] if self.use.probes else []
+        masked = [end + masks[: i + 1] for end in probed for i in range(self.use.probes)]
         found = self.rows.after(len(self.text), [(), *tree, *beside, *masked])
 
         drafts = {*tree, *beside}
@@ -333,11 +326,12 @@ class Drafting:
             self._learn([*self.text[-2:], *draft][-2:], found[draft])
         if has_window:
             self._advance(found)
-        chain = self._main_chain(tree) if self.jacobi else ()
+        chain = self._main_chain(tree) if self.use.jacobi else ()
         predicted = [found[chain[:i]].drawn for i in range(len(chain) + 1) if chain[:i] in found]
         self.guesses = predicted[len(accepted) :]
-        self.ahead = {("probe", i): found[each] for i in range(self.probes) if (each := path + masks[: i + 1]) in found}
-        if self.siblings:
+        probes = {("probe", i): path + masks[: i + 1] for i in range(self.use.probes)}
+        self.ahead = {place: found[draft] for place, draft in probes.items() if draft in found}
+        if self.use.siblings:
             rejected = (draft for draft in tree if draft[:-1] == path and len(draft) == len(path) + 1)
             best = next(rejected, None)
             self.ahead = {} if best is None else {("sibling", 0): found[best]}
@@ -388,7 +382,7 @@ class Drafting:
                 for token, logprob in zip(row.best, row.logprobs, strict=True):
                     known = of_pair is not None
                     propose(token, (name, place, known, bucket(logprob)), rate_of(logprob) * (0.1 if known else 0.3))
-        for ngram, logprobs in self.ngrams.get(self.text[-1], []) if self.uses_ngrams else []:
+        for ngram, logprobs in self.ngrams.get(self.text[-1], []) if self.use.ngrams else []:
             if len(draft) < len(ngram) and ngram[: len(draft)] == draft:
                 logprob = logprobs[len(draft)]
                 propose(ngram[len(draft)], ("n-gram", bucket(logprob)), 0.5 * rate_of(logprob))

@@ -16,21 +16,15 @@ import time
 from pathlib import Path
 from typing import Literal
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-import jlade
 from benchmarks import report
 from jlade.costs import learned
 from jlade.decoding import loop, prefill
-from jlade.evaluation import datasets
 from jlade.generation import request as request_lib
-from jlade.generation import text
 from jlade.generation.options import Options
 from jlade.models.base import Params
 
@@ -40,16 +34,12 @@ BUSY = "while True: pass"
 def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--data", default="tests/golden/prompts.jsonl", help="as `jlade bench --data` reads it")
-    parser.add_argument("--limit", type=int, metavar="Q", help="number of prompts, spread over tasks")
+    report.add_prompts(parser)
     parser.add_argument("--rounds", type=int, default=2, metavar="R", help="over all prompts, each way")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M")
     options = parser.parse_args()
-    params, tokenizer = jlade.demo("float32") if options.model is None else jlade.load(options.model, "float32")
-    assert tokenizer is not None
-    questions = datasets.read(options.data).questions
-    questions = datasets.select(questions, options.limit, seed=None) if options.limit else questions
-    prompts = [(each.task, list(each.ids or text.encode(tokenizer, each.turns[0]))) for each in questions]
+    params, tokenizer = report.load(options.model, "float32")
+    prompts = [(each.task, report.prompt_ids(tokenizer, each)) for each in report.questions(options)]
     found: dict[str, dict[str, float]] = {}
     steps: dict[str, list[int]] = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -69,10 +59,8 @@ def main() -> None:
             finally:
                 if busy is not None:
                     busy.kill()
-    table = Table("", *next(iter(found.values())), title='Speedup of "auto"')
-    for name, speedups in found.items():
-        table.add_row(name, *(f"{each:.2f}x" for each in speedups.values()))
-    Console().print(table)
+    rows = ([name, *(f"{speedup:.2f}x" for speedup in speedups.values())] for name, speedups in found.items())
+    report.print_table(["", *next(iter(found.values()))], rows, 'Speedup of "auto"')
     figures = {"model": options.model or "demo", "data": options.data, "prompts": len(prompts)}
     report.write(options.json, figures | {"max_new_tokens": options.max_new_tokens, "speedup": found, "steps": steps})
 

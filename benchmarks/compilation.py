@@ -29,8 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Import from the repository, not from this folder.
-sys.path[0] = str(ROOT)
+sys.path[0] = str(ROOT)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp

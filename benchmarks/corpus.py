@@ -12,13 +12,10 @@ import sysconfig
 import time
 from pathlib import Path
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
@@ -36,8 +33,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
 
-    params, tokenizer = jlade.demo() if options.model is None else jlade.load(options.model, "float32")
-    assert tokenizer is not None
+    params, tokenizer = report.load(options.model, "float32")
     tokens = library(tokenizer, max(options.sizes))
     requests, index_seconds = {}, {}
     for size in options.sizes:
@@ -61,11 +57,13 @@ def main() -> None:
             seconds = (time.perf_counter() - begin) / int(np.max(state.num_steps))
             step_seconds[size] = min(step_seconds[size], seconds)
 
-    table = Table("tokens", "index, s", "step, ms", "of the first", title=names.label(names.parse(options.lookahead)))
-    for size, seconds in step_seconds.items():
-        relative = seconds / step_seconds[options.sizes[0]]
-        table.add_row(f"{size}", f"{index_seconds[size]:.2f}", f"{1000 * seconds:.2f}", f"{relative:.2f}")
-    Console().print(table)
+    first = step_seconds[options.sizes[0]]
+    rows = (
+        [f"{size}", f"{index_seconds[size]:.2f}", f"{1000 * seconds:.2f}", f"{seconds / first:.2f}"]
+        for size, seconds in step_seconds.items()
+    )
+    title = names.label(names.parse(options.lookahead))
+    report.print_table(["tokens", "index, s", "step, ms", "of the first"], rows, title)
     figures = {"model": options.model or "demo", "lookahead": options.lookahead}
     figures |= {"index_seconds": index_seconds, "step_seconds": step_seconds}
     report.write(options.json, figures)

@@ -7,8 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 NEEDED = ["jax", "flax", "numpy", "safetensors", "huggingface_hub", "tokenizers", "rich", "lazy_loader", "filelock"]
 WANTED = ["torch", "transformers"]  # for the comparison with transformers

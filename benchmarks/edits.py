@@ -13,12 +13,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
@@ -47,8 +44,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M")
     options = parser.parse_args()
 
-    params, tokenizer = jlade.load(options.model, "float32")
-    assert tokenizer is not None
+    params, tokenizer = report.load(options.model, "float32")
     chat = chat_template.load_tokenizer(location.find(options.model))
     setting = names.parse(options.lookahead)
     rows: list[tuple[str, float, int, int, int]] = []
@@ -70,25 +66,16 @@ def main() -> None:
     kinds = dict.fromkeys(row[0] for row in rows)
     groups = {kind: [row for row in rows if row[0] == kind] for kind in kinds}
     groups |= {"all": rows, "copies": [row for row in rows if row[1] >= COPIED]}
-    table = Table("edits", "number", "tokens", "copied", "without", "with", title="Tokens per step with a prediction")
     figures = {}
     for name, group in groups.items():
-        if not group:
-            continue
-        tokens, steps, predicted_steps = np.sum([row[2:] for row in group], axis=0).tolist()
-        copied = sum(row[1] * row[2] for row in group) / tokens
-        table.add_row(
-            *(name, str(len(group)), str(tokens), f"{copied:.0%}"),
-            *(f"{tokens / steps:.2f}", f"{tokens / predicted_steps:.2f}"),
-        )
-        figures[name] = {
-            "tasks": len(group),
-            "tokens": tokens,
-            "copied": copied,
-            "without": tokens / steps,
-            "with": tokens / predicted_steps,
-        }
-    Console().print(table)
+        if group:
+            tokens, steps, predicted_steps = np.sum([row[2:] for row in group], axis=0).tolist()
+            copied = sum(row[1] * row[2] for row in group) / tokens
+            figures[name] = {"tasks": len(group), "tokens": tokens, "copied": copied}
+            figures[name] |= {"without": tokens / steps, "with": tokens / predicted_steps}
+    forms = {"tasks": "", "tokens": "", "copied": ".0%", "without": ".2f", "with": ".2f"}
+    cells = ([name, *(f"{of[key]:{form}}" for key, form in forms.items())] for name, of in figures.items())
+    report.print_table(["edits", *forms], cells, "Tokens per step with a prediction")
     report.write(options.json, {"lookahead": options.lookahead, "tokens_per_step": figures})
 
 

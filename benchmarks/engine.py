@@ -25,8 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
@@ -55,8 +54,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, metavar="R")
     options = parser.parse_args()
 
-    params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model)
-    assert tokenizer is not None
+    params, tokenizer = report.load(options.model)
     lookahead: Any = "auto" if options.lookahead == "auto" else names.parse(options.lookahead)
     prompts = [ids[-256:] for ids in _prompts(tokenizer)]
     prompts = (prompts * -(-options.prompts // len(prompts)))[: options.prompts]
@@ -157,24 +155,6 @@ def _gaps(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
     with jlade.Engine(params, max_sequences=options.rows, capacity=capacity, lookahead=lookahead) as engine:
         engine.warm_up()
 
-        def client(first: int, end: float) -> list[float]:
-            sampling = jlade.SamplingConfig(temperature=options.temperature)
-            gaps: list[float] = []
-            for index in itertools.count(first, options.clients):
-                request = engine.submit(
-                    prompts[index % len(prompts)], max_new_tokens=options.longest, eos_ids=(), sampling=sampling
-                )
-                before = None
-                for _ in request:
-                    now = time.perf_counter()
-                    if before is not None:
-                        gaps.append(now - before)
-                    before = now
-                    if now > end:
-                        request.cancel()
-                        return gaps
-            raise AssertionError("the count has no end")
-
         def reader(end: float) -> None:
             chance = np.random.default_rng(0)
             while (begin := time.perf_counter()) < end:
@@ -183,11 +163,12 @@ def _gaps(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
                 firsts.append(time.perf_counter() - begin)
 
         figures: dict[str, Any] = {}
-        with concurrent.futures.ThreadPoolExecutor(options.clients + 1) as pool:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
             for name in ("alone", "with long prompts"):
                 end = time.perf_counter() + options.seconds
                 readers = [] if name == "alone" else [pool.submit(reader, end)]
-                gaps = np.concatenate(list(pool.map(client, range(options.clients), [end] * options.clients)))
+                texts = _texts_of_clients(engine, prompts, options.clients, end, options)
+                gaps = np.concatenate([np.diff([seconds for seconds, _ in pieces]) for pieces in texts])
                 for each in readers:
                     each.result()
                 median, late = np.median(gaps), np.quantile(gaps, 0.99)
@@ -200,23 +181,31 @@ def _gaps(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
 
 def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, options: argparse.Namespace) -> float:
     """Returns the tokens per second of a number of clients."""
-    end = time.perf_counter() + options.seconds
+    texts = _texts_of_clients(engine, prompts, number, time.perf_counter() + options.seconds, options)
+    return sum(num_tokens for pieces in texts for _, num_tokens in pieces) / options.seconds
+
+
+def _texts_of_clients(
+    engine: jlade.Engine, prompts: list[list[int]], number: int, end: float, options: argparse.Namespace
+) -> list[list[tuple[float, int]]]:
+    """Returns the pieces of the texts that clients get up to a time, each with its time and its number of tokens."""
     sampling = jlade.SamplingConfig(temperature=options.temperature)
 
-    def client(first: int) -> int:
-        num_tokens = 0
+    def client(first: int) -> list[list[tuple[float, int]]]:
+        texts: list[list[tuple[float, int]]] = []
         for index in itertools.count(first, number):
             prompt, key = prompts[index % len(prompts)], jax.random.key(index)
             request = engine.submit(prompt, max_new_tokens=options.longest, eos_ids=(), sampling=sampling, key=key)
+            texts.append([])
             for piece in request:
-                if time.perf_counter() > end:
+                if (now := time.perf_counter()) > end:
                     request.cancel()
-                    return num_tokens
-                num_tokens += len(piece.tokens)
+                    return texts
+                texts[-1].append((now, len(piece.tokens)))
         raise AssertionError("the count has no end")
 
     with concurrent.futures.ThreadPoolExecutor(number) as pool:
-        return sum(pool.map(client, range(number))) / options.seconds
+        return list(itertools.chain.from_iterable(pool.map(client, range(number))))
 
 
 if __name__ == "__main__":

@@ -19,15 +19,12 @@ import itertools
 import os
 import pathlib
 import re
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 if "attached" not in sys.argv:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise looks for a driver
 
@@ -37,7 +34,8 @@ import numpy as np
 
 import jlade
 from benchmarks import report
-from benchmarks.inflate import SHAPES
+from benchmarks.attention import seconds
+from benchmarks.inflate import LLAMA_3_8B, SHAPES
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
@@ -56,9 +54,7 @@ from jlade.models.base import cache_shapes
 from jlade.models.grouped import is_grouped
 from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
-# The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
-MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
-MODELS["demo"] = read_config(pathlib.Path(jlade.__file__).parent / "demo")
+MODELS = SHAPES | {"8b": LLAMA_3_8B, "demo": read_config(pathlib.Path(jlade.__file__).parent / "demo")}
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 MIXTURES = "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b", "gpt-oss-20b"  # two with recurrent layers
 with warnings.catch_warnings(action="ignore"):  # of parts beside text
@@ -245,18 +241,9 @@ def measured_rates() -> Rates:
     rng = np.random.default_rng(0)
     tokens, weight = (jnp.asarray(rng.normal(size=(size, 768)).astype(np.float32)) for size in (120, 2048))
     large = jnp.asarray(rng.normal(size=2**27).astype(np.float32))
-    product = _seconds(jax.jit(lambda x, weight: weight @ x.T), tokens, weight)
-    read = _seconds(jax.jit(jnp.sum), large)
+    product = seconds(jax.jit(lambda x, weight: weight @ x.T), tokens, weight, repeat=29, calls=1)
+    read = seconds(jax.jit(jnp.sum), large, repeat=29, calls=1)
     return estimate.CPU._replace(flops=2 * 120 * 768 * 2048 / product, bytes=large.nbytes / read)
-
-
-def _seconds(function: Callable[..., jax.Array], *arguments: jax.Array, repeat: int = 30) -> float:
-    times = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        function(*arguments).block_until_ready()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
 
 
 def _short(value: Any) -> str:

@@ -18,19 +18,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
 
 import jlade
-from benchmarks.accelerator import PROMPTS, WINDOW_AND_TREE, first_difference, make_decoder
+from benchmarks import report
+from benchmarks.accelerator import WINDOW_AND_TREE, first_difference, make_decoder
 from benchmarks.parts import Figures, Parts, make_parser
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.lookahead.names import label
 
-GOLDEN = PROMPTS.with_name("greedy.json")
+GOLDEN = report.DEMO_PROMPTS.with_name("greedy.json")
 SETTINGS = [
     WINDOW_AND_TREE,
     LookaheadConfig.tree(63),
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--attention", metavar="NAME", help="argument of `Llama` (default: Llama's own)")
     options = parser.parse_args()
 
-    lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    lines = report.read_lines(report.DEMO_PROMPTS)
     step = max(1, len(lines) // options.prompts)  # prompts of both kinds
     lines = lines[::step][: options.prompts]
     greedy = json.loads(GOLDEN.read_text(encoding="utf-8"))

@@ -15,18 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from rich.progress import track
 
 from benchmarks import report
-from benchmarks.attention import copy_rate, float32, seconds
+from benchmarks.attention import copy_rate, float32, print_cases, relative_error, seconds
 from jlade.mesh import default_device
 from jlade.models.experts import KERNELS, Experts, ExpertShape, hopper, mix, ways
 
@@ -51,52 +48,39 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive calls per measurement")
     options = parser.parse_args()
     measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
-    console = Console()
     rate = copy_rate(2**26 if options.tiny else 2**30, measure)
-    console.print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {rate / 1e9:.0f} GB/s")
-
-    table = Table("shape", "tokens", "floor, ms", "experts", "ms per layer", "x floor", "error")
     figures: list[dict[str, Any]] = []
     shapes, blocks = (TINY, (1, 8)) if options.tiny else (FULL, BLOCKS)
     shapes = {name: sizes for name, sizes in shapes.items() if name in (options.shapes or shapes)}
     blocks = options.blocks or blocks
     facts = {"copy_bytes_per_second": rate, "dtype": options.dtype, "layers": LAYERS}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(shapes) * len(blocks))
-        for name, sizes in shapes.items():
-            shape = ExpertShape(*sizes, options.dtype)
-            implementations = _implementations(shape, console)
-            layers = [_random_experts(jax.random.key(i), shape) for i in range(LAYERS)]
-            for num_tokens in blocks:
-                progress.update(task, description=f"{name}, {num_tokens} tokens")
-                x, routes = _random_tokens(num_tokens, shape)
-                with jax.default_matmul_precision("highest"):
-                    exact = _layers(*float32((x, layers[:1])), routes[:1], "plain")
-                used = sum(len(np.unique(chosen)) for chosen, _ in routes) / LAYERS
-                floor = used * 3 * shape.size * shape.width * x.itemsize / rate
-                for implementation in implementations:
-                    got = _layers(x, layers[:1], routes[:1], implementation)
-                    error = float(jnp.linalg.norm(got.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
-                    run = functools.partial(_layers, implementation=implementation)
-                    time = measure(run, x, layers, routes) / LAYERS
-                    figures.append({"shape": name, "tokens": num_tokens, "implementation": implementation})
-                    figures[-1] |= {"seconds": time, "floor_seconds": floor, "relative_error": error}
-                    table.add_row(
-                        name, f"{num_tokens}", f"{floor * 1e3:.3f}", implementation,
-                        f"{time * 1e3:.3f}", f"{time / floor:.2f}", f"{error:.5f}",
-                    )  # fmt: skip
-                report.write(options.json, facts | {"cases": figures})  # after each case, in case the time runs out
-                progress.advance(task)
-            del layers
-    console.print(table)
+    for name, sizes in shapes.items():
+        shape = ExpertShape(*sizes, options.dtype)
+        implementations = _implementations(shape)
+        layers = [_random_experts(jax.random.key(i), shape) for i in range(LAYERS)]
+        for num_tokens in track(blocks, name):
+            x, routes = _random_tokens(num_tokens, shape)
+            with jax.default_matmul_precision("highest"):
+                exact = _layers(*float32((x, layers[:1])), routes[:1], "plain")
+            used = sum(len(np.unique(chosen)) for chosen, _ in routes) / LAYERS
+            floor = used * 3 * shape.size * shape.width * x.itemsize / rate
+            for implementation in implementations:
+                error = relative_error(_layers(x, layers[:1], routes[:1], implementation), exact)
+                run = functools.partial(_layers, implementation=implementation)
+                time = measure(run, x, layers, routes) / LAYERS
+                figures.append({"shape": name, "tokens": num_tokens, "implementation": implementation})
+                figures[-1] |= {"seconds": time, "floor_seconds": floor, "relative_error": error}
+            report.write(options.json, facts | {"cases": figures})  # after each case, in case the time runs out
+        del layers
+    print_cases(["shape", "tokens"], figures)
 
 
-def _implementations(shape: ExpertShape, console: Console) -> list[str]:
+def _implementations(shape: ExpertShape) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reason against the kernel."""
     try:
         return ["plain", KERNELS.resolve("gpu", default_device(), [shape])]
     except ValueError as error:
-        console.print(f"left out: {error}", soft_wrap=True)
+        print(f"left out: {error}")
         return ["plain"]
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +20,16 @@ import numpy as np
 
 import jlade
 from benchmarks import report
+from benchmarks.inflate import LLAMA_3_8B, SMOLLM2_135M
 from jlade.constraints.grammar import Tables
 from jlade.constraints.moves import DEAD
 from jlade.constraints.tokens import Table
 from jlade.decoding.state import Inputs
 from jlade.generation.lookahead import with_sources
 from jlade.inspection.model_programs import ModelPrograms
-from jlade.models.llama import LlamaConfig, init_params
+from jlade.models.llama import init_params
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "8b": {  # Llama 3's
-        "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_layers": 32, "num_heads": 32,
-        "num_kv_heads": 8, "head_dim": 128,
-    },
-    "135m": {  # SmolLM2's
-        "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_layers": 30, "num_heads": 9,
-        "num_kv_heads": 3, "head_dim": 64,
-    },
-}  # fmt: skip
+SHAPES = {"8b": LLAMA_3_8B, "135m": SMOLLM2_135M}
 
 
 def main() -> None:
@@ -53,7 +44,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
-    config = LlamaConfig(**SHAPES[options.shape], max_positions=4096, norm_eps=1e-5)
+    config = SHAPES[options.shape]
     params = jax.eval_shape(lambda: init_params(jax.random.key(0), config, dtype))
     tables = random_tables(options.states, options.classes, config.vocab_size)
 
@@ -70,17 +61,10 @@ def main() -> None:
         with mock.patch.object(ModelPrograms, "inputs", constrained if name == "with" else inputs):
             found = jlade.inspect(params, options.device, lookahead=used)
         assert found.step is not None, found.failure
-        measured = found.step_seconds and 1e3 * found.step_seconds
-        if measured and name in facts:
-            measured = min(measured, facts[name]["step_measured_ms"])
-        facts[name] = {
-            "step_estimate_ms": 1e3 * found.step.time.total,
-            "step_measured_ms": measured,
-            "kernels_per_step": found.step.kernels,
-            "copies_in_loop": len(found.copies),
-            "host_loops_in_step": found.step.host_loops,
-            "temporary_bytes": found.memory.temporary,
-        }
+        figures = found.facts()
+        if figures["step_measured_ms"] and name in facts:
+            figures["step_measured_ms"] = min(figures["step_measured_ms"], facts[name]["step_measured_ms"])
+        facts[name] = figures
         print(name, facts[name])
     for kind in ("estimate", "measured"):
         values = [facts[name][f"step_{kind}_ms"] for name in ("with", "without")]

@@ -7,19 +7,15 @@ the same text: the grammar masks the same tokens.
 """
 
 import functools
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import flax.struct
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
@@ -58,8 +54,7 @@ def main() -> None:
     lookahead = arguments.lookahead(options)
     common = {"tokenizer": tokenizer, "max_new_tokens": options.max_new_tokens, "lookahead": lookahead}
     rows = []
-    for line in TASKS.read_text(encoding="utf-8").splitlines()[:: options.every]:
-        task = json.loads(line)
+    for task in report.read_lines(TASKS)[:: options.every]:
         prompt = encode(of_chat, [{"role": "user", "content": task["prompt"]}])
         grammar = jlade.Grammar.json_schema(task["schema"])
         inputs, _ = jlade.prepare(params, prompt, grammar=grammar, **common)
@@ -68,16 +63,9 @@ def main() -> None:
         with_drafts = generate(grammar=grammar)
         without = generate(constraint=Masks(inputs.constraint))
         np.testing.assert_array_equal(with_drafts.tokens, without.tokens)
-        tokens, reason = int(with_drafts.lengths[0]), with_drafts.finish_reason[0]
-        rows.append(
-            {
-                "name": task["name"],
-                "tokens": tokens,
-                "finish_reason": reason,
-                "steps": int(with_drafts.steps[0]),
-                "steps_without": int(without.steps[0]),
-            }
-        )
+        row = {"name": task["name"], "tokens": int(with_drafts.lengths[0])}
+        row |= {"finish_reason": with_drafts.finish_reason[0]}
+        rows.append(row | {"steps": int(with_drafts.steps[0]), "steps_without": int(without.steps[0])})
         print(rows[-1], file=sys.stderr, flush=True)
     total = {name: sum(row[name] for row in rows) for name in rows[0] if name not in ("name", "finish_reason")}
     facts: dict[str, Any] = {
@@ -88,10 +76,8 @@ def main() -> None:
         "gain": total["steps_without"] / total["steps"],
         "least_gain": min(row["steps_without"] / row["steps"] for row in rows),
     }
-    table = Table("task", "tokens", "steps", "without drafts of the grammar")
-    for row in rows:
-        table.add_row(row["name"], *(str(row[name]) for name in ("tokens", "steps", "steps_without")))
-    Console().print(table)
+    cells = ([str(row[name]) for name in ("name", "tokens", "steps", "steps_without")] for row in rows)
+    report.print_table(["task", "tokens", "steps", "without drafts of the grammar"], cells)
     print(facts)
     report.write(options.json, facts | {"rows": rows})
 

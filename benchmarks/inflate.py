@@ -22,8 +22,7 @@ import sys
 from typing import Any
 
 if __name__ == "__main__":
-    # Import from the repository, not from this folder.
-    sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+    sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
@@ -34,38 +33,6 @@ import jlade
 from jlade.conversion import save_hf
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 
-SHAPES = {
-    "134m": LlamaConfig(
-        vocab_size=32000,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_layers=12,
-        num_heads=12,
-        num_kv_heads=12,
-        head_dim=64,
-        max_positions=2048,
-    ),  # 134 105 856 parameters, of which the untied embedding and output matrix are 49 million
-    "1b": LlamaConfig(
-        vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_layers=22,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=64,
-        max_positions=2048,
-    ),  # TinyLlama
-    "7b": LlamaConfig(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=32,
-        head_dim=128,
-        max_positions=4096,
-    ),  # Llama 2
-}
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -76,6 +43,22 @@ SIZES = (
     "head_dim",
     "max_positions",
 )
+
+
+def _shape(*sizes: int) -> LlamaConfig:
+    """Returns the configuration with these `SIZES`."""
+    fields: dict[str, Any] = dict(zip(SIZES, sizes, strict=True))
+    return LlamaConfig(**fields)
+
+
+SHAPES = {
+    # 134 105 856 parameters, of which the untied embedding and output matrix are 49 million
+    "134m": _shape(32000, 768, 2048, 12, 12, 12, 64, 2048),
+    "1b": _shape(32000, 2048, 5632, 22, 32, 4, 64, 2048),  # TinyLlama
+    "7b": _shape(32000, 4096, 11008, 32, 32, 32, 128, 4096),  # Llama 2
+}
+LLAMA_3_8B = _shape(128256, 4096, 14336, 32, 32, 8, 128, 4096)
+SMOLLM2_135M = _shape(49152, 576, 1536, 30, 9, 3, 64, 4096)
 REFUSED = ("rope_scaling", "qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "sliding_windows", "model_type")
 
 # Replace the index into the source for added elements. Elements without effect are noise, because arithmetic on zeros

@@ -21,21 +21,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks import report
 from jlade.constraints import automaton
 from jlade.constraints.automaton import Automaton
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import UnsupportedError
-from jlade.constraints.tokens import Table as TokenTable
-from jlade.constraints.tokens import Trie
+from jlade.constraints.tokens import Table, Trie
 from jlade.conversion import location
 from jlade.generation import text, tokenizer_files
 
@@ -110,10 +106,8 @@ def main() -> None:
             str(each.size): of_tables(each, tables)
             for each, *tables in zip(vocabularies, *(outcome.tables for outcome in built), strict=True)
         }
-    table = Table("outcome", "schemas", "share")
-    for kind, number in numbers.most_common():
-        table.add_row(kind, str(number), f"{number / len(outcomes):.1%}")
-    Console().print(table)
+    rows = ([kind, str(number), f"{number / len(outcomes):.1%}"] for kind, number in numbers.most_common())
+    report.print_table(["outcome", "schemas", "share"], rows)
     print(f"seconds {facts['seconds']}, states {facts['states']}; wrong: {facts['wrong']}")
     for size, of_size in facts.get("tables", {}).items():
         print(f"{size} tokens: {of_size}")
@@ -192,7 +186,7 @@ def measure(found: Automaton, vocabulary: Vocabulary, seconds: float, limit: int
     begin = time.perf_counter()
     try:
         with at_most(limit):
-            table = TokenTable.of(found, vocabulary.trie, [vocabulary.end], vocabulary.size)
+            table = Table.of(found, vocabulary.trie, [vocabulary.end], vocabulary.size)
     except TimeoutError:
         return None
     states, classes = table.moves.shape

@@ -7,20 +7,16 @@ and its predictions are compared with those of the cache in float32, as `quantiz
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
-from rich.console import Console
 
 import jlade
 from benchmarks import report
-from benchmarks.accelerator import PROMPTS
-from benchmarks.quantization import figures_of_texts, table
+from benchmarks.quantization import figures_of_texts, print_figures
 from jlade.mesh import num_bytes
 from jlade.models.base import cache_shapes
 from jlade.models.kv_rounding import DTYPES
@@ -31,9 +27,9 @@ def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
     options = parser.parse_args()
-    prompts = [json.loads(line)["ids"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    prompts = [line["ids"] for line in report.read_lines(report.DEMO_PROMPTS)]
     quality = _quality(prompts, options.max_new_tokens)
-    Console().print(table("quality, demo model", quality))
+    print_figures("quality, demo model", quality)
     report.write(options.json, {"prompts": len(prompts), "max_new_tokens": options.max_new_tokens, "quality": quality})
 
 

@@ -21,10 +21,8 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 
-import jlade
 from benchmarks import report
 from jlade.server.guard import MAX_BYTES
 
@@ -52,9 +50,7 @@ def main() -> None:
 
 def longest_token(model: str) -> int:
     """Returns the characters of the longest token."""
-    _, tokenizer = jlade.demo() if model == "demo" else jlade.load(model)
-    assert tokenizer is not None
-    return max(map(len, tokenizer.get_vocab()))
+    return max(map(len, report.load(model)[1].get_vocab()))
 
 
 def measure(url: str, longest: int, repeat: int) -> dict[str, Any]:

@@ -24,14 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from safetensors import safe_open
 
 from benchmarks import report
@@ -86,22 +83,20 @@ def main() -> None:
 
 def _report(runs: dict[str, list[dict[str, Any]]], file: str | None) -> None:
     own = statistics.median(run["seconds"] for run in runs["safetensors"])
-    table = Table("way", "weights, GB", "seconds", "x safetensors", "peak memory, GB", "x weights")
-    figures = []
+    figures, rows = [], []
     for way in WAYS:
         seconds, peak = (statistics.median(run[key] for run in runs[way]) for key in ("seconds", "peak_bytes"))
         weights = runs[way][0]["weight_bytes"]
         figures.append({"way": way, "seconds": seconds, "of_safetensors": seconds / own, "weight_bytes": weights})
         figures[-1] |= {"peak_bytes": peak, "of_weights": peak / weights, "runs": runs[way]}
         numbers = (weights / 1e9, seconds, seconds / own, peak / 1e9, peak / weights)
-        table.add_row(way, *(f"{number:.2f}" for number in numbers))
-    Console().print(table)
+        rows.append([way, *(f"{number:.2f}" for number in numbers)])
+    report.print_table(["way", "weights, GB", "seconds", "x safetensors", "peak memory, GB", "x weights"], rows)
     report.write(file, {"ways": figures})
 
 
 def _report_devices(runs: dict[str, list[dict[str, Any]]], file: str | None) -> None:
-    table = Table("format; mesh", "seconds", "peak of a device, x its share", "host beside, MB", "read, x files")
-    figures = []
+    figures, rows = [], []
     for way, results in runs.items():
         middle = {key: statistics.median(result[key] for result in results) for key in results[0]}
         of_share = middle["peak_of_a_device"] / middle["share_of_a_device"]
@@ -109,8 +104,9 @@ def _report_devices(runs: dict[str, list[dict[str, Any]]], file: str | None) -> 
         read = middle["read_bytes"] / middle["file_bytes"]
         figures.append({"way": way, "of_share": of_share, "host_bytes": host, "read_of_files": read})
         figures[-1] |= {"seconds": middle["seconds"], "runs": results}
-        table.add_row(way, f"{middle['seconds']:.2f}", f"{of_share:.3f}", f"{host / 1e6:.0f}", f"{read:.3f}")
-    Console().print(table)
+        rows.append([way, f"{middle['seconds']:.2f}", f"{of_share:.3f}", f"{host / 1e6:.0f}", f"{read:.3f}"])
+    columns = "format; mesh", "seconds", "peak of a device, x its share", "host beside, MB", "read, x files"
+    report.print_table(columns, rows)
     report.write(file, {"ways": figures})
 
 

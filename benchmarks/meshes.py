@@ -7,25 +7,20 @@ All prompts are decoded as one batch, filled up to a multiple of the largest `da
 On GPUs and TPUs a second call is timed.
 """
 
-import json
 import pathlib
 import sys
 import time
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
 from jlade import Generation, LookaheadConfig, SamplingConfig
 
-PROMPTS = pathlib.Path(__file__).parent.parent / "tests" / "golden" / "prompts.jsonl"
 EIGHT = [(1, 8, 1), (1, 3, 1), (1, 1, 8), (2, 2, 2), (8, 1, 1), (1, 2, 4)]
 GREEDY, SAMPLED = SamplingConfig(), SamplingConfig(temperature=0.8)
 
@@ -44,8 +39,7 @@ def main() -> None:
 
     count = len(jax.devices())
     meshes = EIGHT if count >= 8 else list(dict.fromkeys([(1, count, 1), (1, 1, count)]))
-    lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: options.prompts]
-    prompts = [json.loads(line)["ids"] for line in lines]
+    prompts = [line["ids"] for line in report.read_lines(report.DEMO_PROMPTS)[: options.prompts]]
     prompts += prompts[: -len(prompts) % max(data for data, _, _ in meshes)]
     window, ngram, guesses = map(int, options.lookahead.split(","))
     common: dict[str, Any] = {
@@ -64,12 +58,13 @@ def main() -> None:
             divided, _ = jlade.load(source, options.dtype, mesh=jlade.make_mesh(*sizes))
             out, seconds = _decode(divided, prompts, request, timed=not options.cpu_devices)
             found.append(_row(name, sizes, expected, out, seconds))
-    table = Table("", "data, lookahead, model", "equal texts", "equal steps", "steps", "ms a step, with prefill")
+    rows = []
     for row in found:
         equal = [f"{row[key]} of {len(prompts)}" for key in ("equal_texts", "equal_steps")]
         time_of_step = f"{row['step_ms']:.1f}" if row["step_ms"] else "-"
-        table.add_row(row["name"], str(row["mesh"])[1:-1], *equal, str(row["steps"]), time_of_step)
-    Console().print(table)
+        rows.append([row["name"], str(row["mesh"])[1:-1], *equal, str(row["steps"]), time_of_step])
+    columns = "", "data, lookahead, model", "equal texts", "equal steps", "steps", "ms a step, with prefill"
+    report.print_table(columns, rows)
     facts = {"model": options.model or "demo", "dtype": options.dtype, "prompts": len(prompts)}
     facts |= {"lookahead": options.lookahead, "max_new_tokens": options.max_new_tokens, "rows": found}
     report.write(options.json, facts)

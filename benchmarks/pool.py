@@ -19,14 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
-from rich.console import Console
-from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-import jlade
 from benchmarks import report
 from jlade.drafts import pool as ngram_pool
 from jlade.generation import text
@@ -50,8 +46,8 @@ def main() -> None:
     options = parser.parse_args()
     window, ngram_size, guesses = options.sizes
     texts = {49_152: smollm2_text(max(options.lengths)), 128_256: trained_text(128_256, max(options.lengths))}
-    table = Table("vocabulary", "tokens", "pool: buckets, slots", "tokens per step", "lost", "candidates", "lost")
-    rows: list[dict[str, Any]] = []
+    columns = "vocabulary", "tokens", "pool: buckets, slots", "tokens per step", "lost", "candidates", "lost"
+    rows, cells = list[dict[str, Any]](), list[list[str]]()
     for vocab_size, tokens in texts.items():
         buckets, slots, _ = ngram_pool.shape(vocab_size, ngram_size, guesses)
         shapes = {
@@ -69,8 +65,8 @@ def main() -> None:
                 row |= {"tokens_per_step": found[0], "tokens_per_step_lost": lost[0]}
                 rows.append(row | {"candidates": found[1], "candidates_lost": lost[1]})
                 shown = f"{found[0]:.3f}", f"{lost[0]:.2%}", f"{found[1]:.2f}", f"{lost[1]:.2%}"
-                table.add_row(f"{vocab_size}", f"{length}", f"{name}: {shape.buckets}, {shape.slots}", *shown)
-    Console().print(table)
+                cells.append([f"{vocab_size}", f"{length}", f"{name}: {shape.buckets}, {shape.slots}", *shown])
+    report.print_table(columns, cells)
     report.write(options.json, {"sizes": options.sizes, "wrong": options.wrong, "rows": rows})
 
 
@@ -83,8 +79,7 @@ def library() -> list[str]:
 
 def smollm2_text(length: int) -> list[int]:
     """Returns so many tokens of the library by SmolLM2's tokenizer."""
-    _, tokenizer = jlade.load("smollm2", "float32")
-    assert tokenizer is not None
+    _, tokenizer = report.load("smollm2", "float32")
     return [token for each in library() for token in text.encode(tokenizer, each, parse_special=False)][:length]
 
 

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, metavar="R")
     options = parser.parse_args()
 
-    params, _ = jlade.demo() if options.model == "demo" else jlade.load(options.model)
+    params, _ = report.load(options.model)
     lookahead: Any = "auto" if options.lookahead == "auto" else names.parse(options.lookahead)
     of_engine: Any = {"max_sequences": options.rows, "capacity": 1024, "lookahead": lookahead}
     of_request: Any = {"max_new_tokens": options.new, "eos_ids": ()}

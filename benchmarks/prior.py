@@ -10,19 +10,14 @@ steps are counted, so the time does not matter. The prior must not know the prom
 import sys
 from pathlib import Path
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import jlade
 from benchmarks import report
-from benchmarks.accelerator import PROMPTS
 from jlade.evaluation import datasets
-from jlade.generation import text
 from jlade.lookahead import names
 
 WAYS = ("without", "with")
@@ -32,7 +27,7 @@ def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("prior", help="a file of `jlade prior`")
     parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--data", default=str(PROMPTS), help="prompts, as `jlade bench --data` reads them")
+    parser.add_argument("--data", default=str(report.DEMO_PROMPTS), help="prompts, as `jlade bench --data` reads them")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="decode every K-th prompt")
     parser.add_argument("--lookahead", nargs="+", default=["tree=63", "tree=119"], metavar="SETTING")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], metavar="T")
@@ -41,12 +36,10 @@ def main() -> None:
     parser.add_argument("--note", help="about the texts of the prior, for the file")
     options = parser.parse_args()
 
-    params, tokenizer = jlade.demo("float32") if options.model is None else jlade.load(options.model, "float32")
-    assert tokenizer is not None
+    params, tokenizer = report.load(options.model, "float32")
     prior = jlade.load_prior(options.prior)
     questions = datasets.read(options.data).questions[:: options.every]
-    runs = {}
-    table = Table("setting", "temperature", "task", *options.ways, title="Tokens per step")
+    runs, rows = {}, list[list[str]]()
     for setting in options.lookahead:
         for temperature in options.temperatures:
             counts: dict[str, dict[str, list[int]]] = {}
@@ -55,7 +48,7 @@ def main() -> None:
                 for way in options.ways:
                     outs[way] = jlade.generate(
                         params,
-                        question.ids or text.encode(tokenizer, question.turns[0]),
+                        report.prompt_ids(tokenizer, question),
                         max_new_tokens=options.max_new_tokens,
                         lookahead=names.parse(setting),
                         sampling=jlade.SamplingConfig(temperature=temperature),
@@ -68,8 +61,8 @@ def main() -> None:
             rates = {task: {way: tokens / steps for way, (tokens, steps) in of.items()} for task, of in counts.items()}
             runs[f"{setting}, {temperature}"] = rates
             for task, of_task in rates.items():
-                table.add_row(setting, f"{temperature}", task, *(f"{of_task[way]:.2f}" for way in options.ways))
-    Console().print(table)
+                rows.append([setting, f"{temperature}", task, *(f"{of_task[way]:.2f}" for way in options.ways)])
+    report.print_table(["setting", "temperature", "task", *options.ways], rows, "Tokens per step")
     figures = {"model": options.model or "demo", "prompts": len(questions), "max_new_tokens": options.max_new_tokens}
     report.write(options.json, figures | {"prior": f"{prior}", "texts": options.note, "tokens_per_step": runs})
 

@@ -15,9 +15,7 @@ of making the engine. The programs are all of `jlade.compile_engine`.
 """
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,13 +23,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Import from the repository, not from this folder.
-sys.path[0] = str(ROOT)
+sys.path[0] = str(ROOT)  # import from the repository, not from this folder
 
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import report
+from benchmarks.compilation import Installation
 
 WAYS = ("nothing", "cache", "programs")
 TIMES = {
@@ -87,44 +83,34 @@ def main() -> None:
         figures[model] = _measure(model, [options.lookahead, str(options.engine)], options.repeat)
         facts = {"lookahead": options.lookahead or "auto"} | ({"engine": options.engine} if options.engine else {})
         report.write(options.json, facts | {"models": figures})
-        table = Table("way", *TIMES.values(), "traces", "compilations", title=model)
-        for way, found in figures[model]["ways"].items():
-            counts = found["traces"], found["compilations"]
-            table.add_row(way, *(f"{found[name]:.2f}" for name in TIMES), *(f"{number:.0f}" for number in counts))
-        Console().print(table)
+        forms = dict.fromkeys(TIMES, ".2f") | {"traces": ".0f", "compilations": ".0f"}
+        rows = (
+            [way, *(f"{found[name]:{form}}" for name, form in forms.items())]
+            for way, found in figures[model]["ways"].items()
+        )
+        report.print_table(["way", *TIMES.values(), "traces", "compilations"], rows, model)
 
 
 def _measure(model: str, given: list[str], repeat: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         programs, cache = Path(scratch) / "programs", Path(scratch) / "cache"
-        begin = time.perf_counter()
-        _run(COMPILE.format(model=MODEL[model]), [str(programs), *given], scratch)
-        seconds = time.perf_counter() - begin
-        first = FIRST_TOKEN.format(load=LOAD[model])
-        _run(first, ["", *given], scratch, cache)  # fills it
+        environment = {"PYTHONPATH": str(ROOT), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        process = Installation(sys.executable, Path(scratch), environment)
+        seconds, _ = process.run(["-c", COMPILE.format(model=MODEL[model]), str(programs), *given])
+        first = ["-c", FIRST_TOKEN.format(load=LOAD[model])]
+        process.run([*first, "", *given], cache=cache)  # fills it
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for _ in range(repeat):
             for way in WAYS:
-                arguments = [str(programs) if way == "programs" else "", *given]
+                arguments = [*first, str(programs) if way == "programs" else "", *given]
                 began = time.time()
-                figures = json.loads(_run(first, arguments, scratch, cache if way == "cache" else None))
+                figures = json.loads(process.run(arguments, cache=cache if way == "cache" else None)[1])
                 runs[way].append(figures | {"process": figures.pop("at") - began})
         assert len({tuple(run["tokens"]) for way in WAYS for run in runs[way]}) == 1, "the first tokens differ"
         size = sum(file.stat().st_size for file in programs.iterdir())
     names = (*TIMES, "traces", "compilations")
     ways = {way: {name: statistics.median(run[name] for run in runs[way]) for name in names} for way in WAYS}
     return {"compile_seconds": seconds, "program_bytes": size, "ways": ways, "runs": runs}
-
-
-def _run(code: str, arguments: list[str], scratch: str, cache: Path | None = None) -> str:
-    """Runs Python code in a process, with or without a persistent cache, and returns its output."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": f"{scratch}/home"}
-    environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    if cache is not None:
-        environment |= {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_COMPILATION_CACHE_DIR": str(cache)}
-        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=scratch, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":

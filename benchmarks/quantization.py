@@ -15,31 +15,26 @@ compiled as one program, besides its arguments and results. A copy of the weight
 
 import dataclasses
 import functools
-import json
-import statistics
+import itertools
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress, track
-from rich.table import Table
+from rich.progress import track
 
 import jlade
 from benchmarks import inflate, report
-from benchmarks.accelerator import PROMPTS
+from benchmarks.accelerator import read_bytes, step_seconds
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.conversion import gguf_blocks
 from jlade.conversion.calibration import mean_squares
-from jlade.mesh import device_of
+from jlade.mesh import device_of, num_bytes
 from jlade.models.architecture import is_matrix
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaLayer, LlamaParams, quantize
@@ -61,19 +56,18 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7, metavar="R", help="timings of each program")
     options = parser.parse_args()
 
-    lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: options.prompts]
-    prompts = [json.loads(line)["ids"] for line in lines]
+    prompts = report.read_lines(report.DEMO_PROMPTS)[: options.prompts]
     quality, speed = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
     if not options.speed_only:
-        quality = _quality(options.model, [json.loads(line) for line in lines], options.max_new_tokens)
-        Console().print(table(f"quality, {options.model}", quality))
+        quality = _quality(options.model, prompts, options.max_new_tokens)
+        print_figures(f"quality, {options.model}", quality)
     if not options.quality_only:
         params, _ = jlade.demo()
         if options.shape is not None:
             params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
         models = {params.norm.dtype.name: params, "int8": quantize(params), "4 bits": quantize(params, 4)}
-        speed = _speed(models, prompts[0], options.repeat)
-        Console().print(table(f"speed, {options.shape or 'demo'}", speed))
+        speed = _speed(models, prompts[0]["ids"], options.repeat)
+        print_figures(f"speed, {options.shape or 'demo'}", speed)
     settings = {"model": options.model, "shape": options.shape or "demo", "prompts": len(prompts)}
     settings |= {"repeat": options.repeat, "max_new_tokens": options.max_new_tokens}
     report.write(options.json, settings | {"quality": quality, "speed": speed})
@@ -81,8 +75,7 @@ def main() -> None:
 
 def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int) -> dict[str, dict[str, float]]:
     """Returns the figures of each kind of weights, means over the tokens of all texts."""
-    reference, tokenizer = jlade.demo("float32") if model == "demo" else jlade.load(model, "float32")
-    assert tokenizer is not None
+    reference, tokenizer = report.load(model, "float32")
     text = tokenizer.encode(CALIBRATION.read_text(encoding="utf-8")).ids[:4096]
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), reference)
     kinds = {
@@ -100,7 +93,7 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
         kinds["bits=4 of the file"] = jlade.load(model, "float32", bits=4)[0]
     ids = [each["ids"] if model == "demo" else tokenizer.encode(each["text"]).ids for each in prompts]
     found = figures_of_texts(reference, ids, max_new_tokens, {name: (params, None) for name, params in kinds.items()})
-    return {name: {"weights, MB": _num_bytes(params) / 1e6} | found[name] for name, params in kinds.items()}
+    return {name: {"weights, MB": num_bytes(params) / 1e6} | found[name] for name, params in kinds.items()}
 
 
 def figures_of_texts(
@@ -196,44 +189,30 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
     wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig.paper(15, 5, 15)
     settings = {"plain": PLAIN, "lookahead": wide}
 
-    def prepare(name: str, block: str, num_tokens: int) -> tuple[jlade.Inputs, jlade.DecodeConfig]:
-        return jlade.prepare(models[name], prompt, max_new_tokens=num_tokens, lookahead=settings[block], eos_ids=())
-
     decode = jax.jit(jlade.decode, static_argnames="config")
     programs: dict[tuple[str, str], Any] = {}
-    seconds: dict[tuple[str, str], list[float]] = {}
-    with Progress() as progress:
-        task = progress.add_task("compiling", total=2 * len(models) * (1 + repeat))
-        for name, params in models.items():
-            for block in settings:
-                inputs, config = prepare(name, block, FEW)
-                programs[name, block] = decode.lower(params, inputs, config).compile()
-                jax.block_until_ready(programs[name, block](params, inputs))  # memory is slow when it is first used
-                seconds[name, block] = []
-                progress.advance(task)
-        progress.update(task, description="speed")
-        for _ in range(repeat):
-            for (name, block), compiled in programs.items():
-                took, steps = [], []
-                for num_tokens in (FEW, MANY):
-                    inputs, _ = prepare(name, block, num_tokens)
-                    begin = time.perf_counter()
-                    state = compiled(models[name], inputs)
-                    steps.append(int(jax.block_until_ready(state).num_steps[0]))
-                    took.append(time.perf_counter() - begin)
-                seconds[name, block].append((took[1] - took[0]) / (steps[1] - steps[0]))
-                progress.advance(task)
+    inputs: dict[tuple[str, str, int], jlade.Inputs] = {}
+    for name, block in track(list(itertools.product(models, settings)), "compiling"):
+        request: Any = {"lookahead": settings[block], "eos_ids": ()}
+        for num_tokens in (FEW, MANY):
+            inputs[name, block, num_tokens], config = jlade.prepare(
+                models[name], prompt, max_new_tokens=num_tokens, **request
+            )
+        programs[name, block] = decode.lower(models[name], inputs[name, block, FEW], config).compile()
+
+    def num_steps(name: str, block: str, num_tokens: int) -> int:
+        return int(programs[name, block](models[name], inputs[name, block, num_tokens]).num_steps[0])
+
+    seconds = step_seconds({key: functools.partial(num_steps, *key) for key in programs}, repeat, FEW, MANY)
     result: dict[str, dict[str, float]] = {}
     for name, params in models.items():
-        plain, ahead = (statistics.median(seconds[name, block]) for block in ("plain", "lookahead"))
-        looked_up = 0 if params.output is None else params.embedding.nbytes  # a step reads one row of it
-        read = _num_bytes(params) - looked_up
+        plain, ahead = (seconds[name, block] for block in ("plain", "lookahead"))
         memory = programs[name, "plain"].memory_analysis()
         result[name] = {
-            "weights, MB": _num_bytes(params) / 1e6,
+            "weights, MB": num_bytes(params) / 1e6,
             "plain decoding, tokens/s": 1 / plain,
             "step of 1, ms": 1e3 * plain,
-            "weights read, GB/s": read / plain / 1e9,
+            "weights read, GB/s": read_bytes(params) / plain / 1e9,
             f"step of {wide.block_size}, ms": 1e3 * ahead,
             "temporary MB": memory.temp_size_in_bytes / 1e6,
         }
@@ -241,17 +220,9 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
     return {name: figures | {"speed": first / figures["step of 1, ms"]} for name, figures in result.items()}
 
 
-def _num_bytes(params: LlamaParams) -> int:
-    return sum(array.nbytes for array in jax.tree.leaves(params))
-
-
-def table(title: str, figures: dict[str, dict[str, float]]) -> Table:
-    table = Table(title, *next(iter(figures.values())))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, values in figures.items():
-        table.add_row(name, *(f"{value:.4g}" for value in values.values()))
-    return table
+def print_figures(title: str, figures: dict[str, dict[str, float]]) -> None:
+    rows = ([name, *(f"{value:.4g}" for value in values.values())] for name, values in figures.items())
+    report.print_table([title, *next(iter(figures.values()))], rows)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise looks for a driver
 
 import jlade
 from benchmarks import report
+from benchmarks.tables import markdown
 from jlade.conversion.hf_config import read_config
 from jlade.lookahead.names import label, parse
 from jlade.models.sharding import can_divide
@@ -31,6 +31,8 @@ CONFIGS = pathlib.Path(__file__).parent / "configs"
 MODELS = sorted(directory.name for directory in CONFIGS.iterdir())
 PLACES = {"v6e-8": ("v6e", 8), "h100": ("h100", 1), "h100-8": ("h100", 8)}  # a kind of device, and their number
 COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {  # of the table, by their heading
+    "model, devices": lambda row: f"{row['model']}, {row['place']}",
+    "mesh": lambda row: "lookahead {1}, model {2}".format(*row["mesh"]),
     "fits": lambda row: "yes" if row["fits"] else "no",
     "GB of each device": lambda row: "-" if row["needed_bytes"] is None else f"{row['needed_bytes'] / 1e9:.1f}",
     "largest capacity": lambda row: row["largest_capacity"],
@@ -76,13 +78,7 @@ def main() -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the rows in Markdown."""
-    lines = ["| " + " | ".join(["model, devices", "mesh", *COLUMNS]) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
-    for row in rows:
-        _, lookahead, model = row["mesh"]
-        cells = [f"{row['model']}, {row['place']}", f"lookahead {lookahead}, model {model}"]
-        cells += [str(column(row)) for column in COLUMNS.values()]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return markdown(list(COLUMNS), ([str(column(row)) for column in COLUMNS.values()] for row in rows))
 
 
 def _milliseconds(value: float | None) -> str:

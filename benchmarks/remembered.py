@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jlade
 from benchmarks import report
 from jlade.evaluation import datasets
-from jlade.generation import text
 from jlade.lookahead import names
 
 ROUNDS = "first", "again", "edits"
@@ -32,10 +30,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, metavar="K", help="complete every K-th prompt")
     options = parser.parse_args()
 
-    params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model, "float32")
-    assert tokenizer is not None
+    params, tokenizer = report.load(options.model, "float32")
     questions = datasets.read(options.data).questions[:: options.every]
-    prompts = [list(each.ids or text.encode(tokenizer, each.turns[0])) for each in questions]
+    prompts = [report.prompt_ids(tokenizer, question) for question in questions]
     of_engine: Any = {"max_sequences": 1, "lookahead": names.parse(options.lookahead), "max_grammar": 0}
     capacity = max(map(len, prompts)) * 2 + 2 * options.max_new_tokens
 

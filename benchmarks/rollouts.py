@@ -19,15 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
@@ -88,13 +85,14 @@ def main() -> None:
             "epochs": [summary(epoch) for epoch in epochs],
         }
 
-    table = Table("epoch", "engine", "tokens", "tokens per step", "tokens/s", "reward", title="Rollouts of a GRPO run")
+    rows = []
     for name, of_engine in figures.items():
         for number, epoch in enumerate(of_engine["epochs"], start=1):
             steps = "1" if epoch["tokens_per_step"] is None else f"{epoch['tokens_per_step']:.2f}"
             speed = epoch["tokens"] / epoch["seconds"]
-            table.add_row(str(number), name, str(epoch["tokens"]), steps, f"{speed:.0f}", f"{epoch['reward']:.3f}")
-    Console().print(table)
+            rows.append([str(number), name, str(epoch["tokens"]), steps, f"{speed:.0f}", f"{epoch['reward']:.3f}"])
+    columns = "epoch", "engine", "tokens", "tokens per step", "tokens/s", "reward"
+    report.print_table(columns, rows, "Rollouts of a GRPO run")
     versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax", "optax")}
     result = {"settings": vars(options), "engines": figures}
     report.write(options.json, versions | result)

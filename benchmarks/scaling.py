@@ -13,25 +13,23 @@ import pathlib
 import sys
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jlade
 from benchmarks import report
-from benchmarks.inflate import SHAPES
+from benchmarks.inflate import LLAMA_3_8B, SHAPES
 from jlade import Plan, pictures
 from jlade.costs.work import MeshShape
 from jlade.lookahead.names import label
 from jlade.models.llama import LlamaConfig
 
-EIGHT = dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)
 MODELS = {
     "134m": SHAPES["134m"],
     "1b": SHAPES["1b"],
     "7b": SHAPES["7b"],
-    "8b": EIGHT,
-    "70b": dataclasses.replace(EIGHT, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64),
-    "405b": dataclasses.replace(EIGHT, hidden_size=16384, intermediate_size=53248, num_layers=126, num_heads=128),
+    "8b": LLAMA_3_8B,
+    "70b": dataclasses.replace(LLAMA_3_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64),
+    "405b": dataclasses.replace(LLAMA_3_8B, hidden_size=16384, intermediate_size=53248, num_layers=126, num_heads=128),
 }  # LLaMA 2 and 3
 DEVICES = ["v5e", "v5p", "v6e", "h100", "h200"]
 COUNTS = [1, 2, 4, 8, 16, 32, 64]

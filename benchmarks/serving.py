@@ -26,8 +26,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import httpx
 import jax
@@ -76,8 +75,7 @@ def main() -> None:
     parser.add_argument("--cancelled", type=float, default=0.1, metavar="SHARE")
     options = parser.parse_args()
 
-    params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model)
-    assert tokenizer is not None
+    params, tokenizer = report.load(options.model)
     kinds = [_complete(params, tokenizer, kind) for kind in _kinds(tokenizer)]
     chance = np.random.default_rng(1)
 
@@ -110,23 +108,10 @@ def _kinds(tokenizer: text.Tokenizer) -> Iterator[Kind]:
         sampling = samplings[number % len(samplings)]
         limit, seed = int(chance.integers(4, 128)), int(chance.integers(2**31))
         stop = ["\n\n"] if chance.random() < 0.3 else []
-        yield Kind(
-            body={
-                "prompt": ids,
-                "max_tokens": limit,
-                "stop": stop,
-                "seed": seed,
-                "stream": bool(chance.random() < 0.8),
-                **({"temperature": 0} | sampling),
-            },
-            options={
-                "prompt": ids,
-                "max_new_tokens": limit,
-                "stop": stop,
-                "key": jax.random.key(seed),
-                "sampling": SamplingConfig(**sampling),
-            },
-        )
+        common = {"prompt": ids, "stop": stop}
+        body = common | {"max_tokens": limit, "seed": seed, "stream": bool(chance.random() < 0.8), "temperature": 0}
+        options = common | {"max_new_tokens": limit, "key": jax.random.key(seed)}
+        yield Kind(body | sampling, options | {"sampling": SamplingConfig(**sampling)})
 
 
 def _complete(params: Any, tokenizer: text.Tokenizer, kind: Kind) -> Kind:

@@ -16,14 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import report
 from jlade.conversion import location
@@ -82,7 +79,7 @@ def main() -> None:
         for way in ways:
             texts[way][name], seconds[way][name] = run(way, ids)
 
-    base, results, table = "transformers", {}, Table("", "tokens/s", "x transformers", "equal texts")
+    base, results, rows = "transformers", dict[str, Any](), []
     for way in ways:
         speedups = [seconds[base][name] / seconds[way][name] for name in prompts]
         results[way] = {
@@ -93,13 +90,10 @@ def main() -> None:
             "most_seconds_of_a_first_call": max(first[way]),
         }
         figures = results[way]
-        table.add_row(
-            way,
-            f"{figures['tokens_per_second']:.1f}",
-            f"{figures['times_transformers']:.2f} ({min(speedups):.2f} to {max(speedups):.2f})",
-            f"{figures['equal_texts']}/{len(prompts)}",
-        )
-    Console().print(table, f"copying the weights: {copying:.1f} s")
+        speedup = f"{figures['times_transformers']:.2f} ({min(speedups):.2f} to {max(speedups):.2f})"
+        rows.append([way, f"{figures['tokens_per_second']:.1f}", speedup, f"{figures['equal_texts']}/{len(prompts)}"])
+    report.print_table(["", "tokens/s", "x transformers", "equal texts"], rows)
+    print(f"copying the weights: {copying:.1f} s")
     report.write(
         options.json,
         {
@@ -121,12 +115,7 @@ def main() -> None:
 def encode(tokenizer: Any, question: datasets.Question) -> torch.Tensor:
     """Returns the prompt [1, L]: the first turn by the chat template, or as a text that the model continues."""
     if question.is_chat:
-        messages = [{"role": "user", "content": question.turns[0]}]
-        if question.system:
-            messages.insert(0, {"role": "system", "content": question.system})
-        if question.beginning:
-            messages.append({"role": "assistant", "content": question.beginning})
-        ids = chat_template.encode(tokenizer, messages, continue_final_message=bool(question.beginning))
+        ids = chat_template.encode(tokenizer, question.messages(), continue_final_message=bool(question.beginning))
     else:
         ids = tokenizer.encode(question.turns[0])
     return torch.tensor([ids])

@@ -15,14 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
@@ -62,11 +59,12 @@ def main() -> None:
             for name, each in times.items()
         }
 
-    table = Table("setting", "model", "ms", "ms of all cores", title="A step")
-    for setting, of_setting in result.items():
-        for name, each in of_setting.items():
-            table.add_row(setting, name, f"{each['wall']:.2f}", f"{each['cores']:.2f}")
-    Console().print(table)
+    rows = (
+        [setting, name, f"{times['wall']:.2f}", f"{times['cores']:.2f}"]
+        for setting, of_setting in result.items()
+        for name, times in of_setting.items()
+    )
+    report.print_table(["setting", "model", "ms", "ms of all cores"], rows, "A step")
     versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax")}
     report.write(options.json, versions | {"settings": vars(options), "milliseconds": result})
 

@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch some of the GPU's memory
 
 import numpy as np

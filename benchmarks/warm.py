@@ -11,17 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import jlade
 from benchmarks import report
 from jlade.evaluation import datasets
-from jlade.generation import text
 from jlade.lookahead import names
 
 WAYS = ("cold", "texts", "states")
@@ -38,10 +34,9 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    params, tokenizer = jlade.load(options.model, "float32")
-    assert tokenizer is not None
+    params, tokenizer = report.load(options.model, "float32")
     questions = datasets.read(options.data).questions
-    prompts = [each.ids or text.encode(tokenizer, each.turns[0]) for each in questions]
+    prompts = [report.prompt_ids(tokenizer, question) for question in questions]
     setting = names.parse(options.lookahead)
 
     def decode(index: int, corpus: list[Any] | None = None) -> jlade.Generation:
@@ -66,10 +61,8 @@ def main() -> None:
                 tokens, steps = counts.setdefault(task, {}).get(way, [0, 0])
                 counts[task][way] = [tokens + int(out.lengths[0]), steps + int(out.steps[0])]
     rates = {task: {way: tokens / steps for way, (tokens, steps) in of.items()} for task, of in counts.items()}
-    table = Table("task", *WAYS, title=f"Tokens per step, {names.label(setting)}")
-    for task, of_task in rates.items():
-        table.add_row(task, *(f"{of_task[way]:.2f}" for way in WAYS))
-    Console().print(table)
+    rows = ([task, *(f"{of_task[way]:.2f}" for way in WAYS)] for task, of_task in rates.items())
+    report.print_table(["task", *WAYS], rows, f"Tokens per step, {names.label(setting)}")
     report.write(options.json, {"lookahead": options.lookahead, "tokens_per_step": rates})
 
 

@@ -25,20 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
+sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-import jlade
 from benchmarks import report
 from jlade.drafts.tree import TreeShape
-from jlade.evaluation import datasets
-from jlade.generation import text as text_lib
 from jlade.lookahead import block as blocks
 from tests.reference import Pool
 
@@ -64,17 +58,13 @@ class Sizes(NamedTuple):
 def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--data", default="tests/golden/prompts.jsonl", help="as `jlade bench --data` reads it")
-    parser.add_argument("--limit", type=int, metavar="Q", help="number of prompts, spread over tasks")
+    report.add_prompts(parser)
     parser.add_argument("--sizes", type=int, nargs=3, default=[15, 5, 15], metavar=("W", "N", "G"))
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M")
     options = parser.parse_args()
     sizes = Sizes(*options.sizes)
-    params, tokenizer = jlade.demo("float32") if options.model is None else jlade.load(options.model, "float32")
-    assert tokenizer is not None
-    questions = datasets.read(options.data).questions
-    questions = datasets.select(questions, options.limit, seed=None) if options.limit else questions
-    prompts = [list(each.ids or text_lib.encode(tokenizer, each.turns[0])) for each in questions]
+    params, tokenizer = report.load(options.model, "float32")
+    prompts = [report.prompt_ids(tokenizer, question) for question in report.questions(options)]
     longest = max(map(len, prompts)) + options.max_new_tokens
     model = Model(params, -(-longest // 256) * 256)
     results: list[dict[str, Any]] = []
@@ -91,10 +81,9 @@ def main() -> None:
                 {"move": move, "first": first, "ngrams_of_text": from_text, "tokens_per_step": tokens / steps}
             )
             print(results[-1], file=sys.stderr)
-    table = Table("window moves by", "first window", "n-grams of the text", "tokens per step")
-    for each in results:
-        table.add_row(each["move"], each["first"], str(each["ngrams_of_text"]), f"{each['tokens_per_step']:.3f}")
-    Console().print(table)
+    *names, last = ("move", "first", "ngrams_of_text", "tokens_per_step")
+    rows = ([*(str(result[name]) for name in names), f"{result[last]:.3f}"] for result in results)
+    report.print_table(["window moves by", "first window", "n-grams of the text", "tokens per step"], rows)
     figures = {"model": options.model or "demo", "data": options.data, "prompts": len(prompts), "sizes": options.sizes}
     report.write(options.json, figures | {"max_new_tokens": options.max_new_tokens, "rows": results})
 

@@ -91,7 +91,7 @@ PICTURES = {  # the number of names in the legends of each picture, and a functi
         [2, 2],
         lambda _: png(*scaling.parallelism(ON_GPU, {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)})),
     ),
-    "figure8": ([4], lambda _: png(scaling.devices_figure(ON_GPU, windows()))),
+    "figure8": ([4], lambda _: png(*scaling.figure_8(ON_GPU, windows()))),
     "throughput": ([5], lambda _: png(comparison.throughput_figure(ON_GPU, throughput(USUAL_METHODS)))),
     "throughput, more methods": (
         [11],

@@ -63,7 +63,12 @@ def made(module: str, function: str, results: Results) -> str:
     wrong = [row for row in others if len(row) != len(titles)]
     if wrong:
         raise ValueError(f"{module}.{function} has {len(titles)} titles, and a row with another number: {wrong[0]}")
-    return "\n".join([line(titles), "|---" * len(titles) + "|", *map(line, others), ""])
+    return markdown(titles, others)
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns rows of cells as a table in Markdown, which ends with a line feed."""
+    return "\n".join([line(titles), "|---" * len(titles) + "|", *map(line, rows), ""])
 
 
 def line(row: Sequence[str]) -> str:

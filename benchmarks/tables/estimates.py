@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import scaling
+from benchmarks.inflate import LLAMA_3_8B
 from benchmarks.tables import Results, Rows
 from jlade.config import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
@@ -181,7 +181,7 @@ def billion(results: Results) -> Rows:
     ]
     assert case["mesh"] == [4, 1, 2]  # of a machine's four workers
     speed, sheet = case["tokens_per_second"], DEVICES["h100"]
-    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_shapes(scaling.EIGHT, "bfloat16")))
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_shapes(LLAMA_3_8B, "bfloat16")))
     reading = 2 * parameters * 512 / (8 * 0.8 * 1e12 * sheet.tflops)  # seconds of a machine for a prompt
     writing = 256 / speed  # seconds of a machine for a text
     of_texts, of_prompts = 1e9 * writing / 3600, 1e9 * reading / 3600

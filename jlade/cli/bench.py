@@ -125,8 +125,7 @@ def run(options: argparse.Namespace) -> None:
     sections = experiments.present(names, results)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
-    beside = experiments.beside_paper(*results[0]) if len(results) == 1 else None
-    beside_paper: list[experiments.Item] = [] if beside is None else [beside]
+    beside_paper = experiments.beside_paper(*results[0]) if len(results) == 1 else []
     console = Console(highlight=False)
     for items in [*sections.values(), beside_paper]:
         for item in items:

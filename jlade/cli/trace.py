@@ -4,7 +4,7 @@ import argparse
 import pathlib
 
 from jlade.cli import arguments, terminal
-from jlade.evaluation import trace as trace_lib
+from jlade.evaluation import trace
 from jlade.files import written_whole
 from jlade.lookahead import names
 
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--output", default="trace.html", metavar="FILE", help="the page; it is replaced (default: %(default)s)"
     )
-    arguments.add_shared(result, lookahead=f"{names.name(trace_lib.WINDOW_AND_TREE)}, a window and a tree of drafts")
+    arguments.add_shared(result, lookahead=f"{names.name(trace.WINDOW_AND_TREE)}, a window and a tree of drafts")
     return result
 
 
@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> None:
     with terminal.Status("loading") as line:
         params, request["tokenizer"] = arguments.load(options)
         line.say("decoding")
-        trace = trace_lib.trace(params, options.prompt, **request)
+        traced = trace.trace(params, options.prompt, **request)
     with written_whole(path, replace=True) as file:
-        file.write_text(trace_lib.page(trace), encoding="utf-8")
-    tokens, steps = len(trace.tokens) - trace.prompt_length, len(trace.steps)
+        file.write_text(trace.page(traced), encoding="utf-8")
+    tokens, steps = len(traced.tokens) - traced.prompt_length, len(traced.steps)
     print(f"{path}: {tokens} tokens in {steps} steps, {tokens / steps:.2f} per step")

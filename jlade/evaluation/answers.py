@@ -34,58 +34,33 @@ IDLE_SECONDS = 0.25  # torch's threads go on spinning for so long, and would slo
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer to a prompt.
-
-    Attributes:
-      prompt_tokens: number of tokens of the prompt.
-      tokens: generated, an end token included.
-      text: of the tokens.
-      steps: forward passes that gave tokens: those of jlade without prefill, those of transformers with it, as its
-        prefill gives the first token.
-      accepted: tokens of each step; empty for transformers.
-      num_drafted: tokens that each step verified; empty for transformers.
-      pool: n-grams and keys in the pool at the end; (0, 0) for transformers.
-      growth: tokens, n-grams and keys while the text grows, if the method shows them.
-      prefill_seconds: until the prompt is read; those of jlade are of one reading for all methods of a dtype.
-      first_seconds: until the first tokens, prefill included.
-      seconds: of all steps, prefill excluded.
-      timed_tokens: tokens generated in `seconds`.
-      state_bytes: memory of the state between two steps, by the shapes of its arrays: cache, text, window and drafts
-        with their sources. None for transformers, and in runs that did not record it.
-    """
+    """An answer to a prompt. `accepted`, `num_drafted` and `growth` of transformers are empty, its pool is (0, 0)."""
 
     prompt_tokens: int
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # generated, an end token included
     text: str
-    steps: int
-    accepted: tuple[int, ...]
-    num_drafted: tuple[int, ...]
-    pool: tuple[int, int]
-    growth: tuple[tuple[int, int, int], ...]
-    prefill_seconds: float
-    first_seconds: float
-    seconds: float
-    timed_tokens: int
-    state_bytes: int | None = None
+    steps: int  # passes that gave tokens: jlade's without prefill; transformers' with it, as it gives the first token
+    accepted: tuple[int, ...]  # tokens of each step
+    num_drafted: tuple[int, ...]  # tokens that each step verified
+    pool: tuple[int, int]  # n-grams and keys in the pool at the end
+    growth: tuple[tuple[int, int, int], ...]  # tokens, n-grams and keys while the text grows, if the method shows them
+    prefill_seconds: float  # until the prompt is read; jlade's are of one reading for all methods of a dtype
+    first_seconds: float  # until the first tokens, prefill included
+    seconds: float  # of all steps, prefill excluded
+    timed_tokens: int  # generated in `seconds`
+    # Of the state between two steps, by the shapes of its arrays: cache, text, window, drafts with their sources.
+    state_bytes: int | None = None  # None for transformers, and in runs that did not record it
 
 
 @dataclasses.dataclass
 class EvaluatedModel:
-    """A model with its tokenizer, loaded in the dtypes that are used, and compiled before anything is timed.
+    """A model with its tokenizer, loaded in the dtypes that are used, and compiled before anything is timed."""
 
-    Attributes:
-      load: returns the parameters in a dtype.
-      dtype: of methods that name none.
-      tokenizer: of the model.
-      max_new_tokens: of each answer; None for as many as the paper allows, see `answer`.
-      kv_dtype: of the cache, as in `jlade.generate`; transformers' methods have their own.
-    """
-
-    load: Callable[[str], LlamaParams]
-    dtype: str
+    load: Callable[[str], LlamaParams]  # returns the parameters in a dtype
+    dtype: str  # of methods that name none
     tokenizer: Tokenizer
-    max_new_tokens: int | None
-    kv_dtype: Any = None
+    max_new_tokens: int | None  # of each answer; None for as many as the paper allows, see `answer`
+    kv_dtype: Any = None  # of the cache, as in `jlade.generate`; transformers' methods have their own
     _compiled: set[Any] = dataclasses.field(default_factory=set)
     _read: tuple[Any, Prefix, float] | None = None  # the last prompt, as it was read and the seconds of reading it
 

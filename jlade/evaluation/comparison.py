@@ -1,10 +1,11 @@
-"""A comparison of methods: speed, steps, tasks, accepted tokens, tests passed."""
+"""A comparison of methods: speed, steps, tasks, accepted tokens, tests passed; Figure 5 of arXiv 2402.02057."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from jlade.evaluation import figures, measures, runs
 from jlade.evaluation.figures import Figure
-from jlade.evaluation.methods import parse
+from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Result, Run
 from jlade.evaluation.tables import Column, Row, Table
 
@@ -120,9 +121,44 @@ def throughput_figure(run: Run, results: Results) -> Figure:
     return Figure("throughput", title, figures.bars(datasets, series, "tokens/s"), note)
 
 
+def device_name(run: Run) -> str:
+    """Returns the device of a run, or its processor, with the mesh that divides it."""
+    device = run.about["processor"] if run.about["device"] == "cpu" else run.about["device"]
+    return f"{device}, divided as {run.about['mesh']}" if run.about["mesh"] else device
+
+
+def figure_5(run: Run, results: Results) -> list[Table | Figure | None]:
+    """Returns Figure 5 for this model and device: speed by data set, with and without lookahead decoding."""
+    title = f"Speed by data set on {device_name(run)} (Figure 5 of the paper): {run.about['model']}"
+    figure = dataclasses.replace(throughput_figure(run, results), name="figure5", title=title)
+    plain = str(Method())
+    (lookahead,) = [name for name in results if name != plain and parse(name).setting is not None]
+    rows: list[Row] = []
+    for dataset in dict.fromkeys(result.dataset for result in results[lookahead]):
+        of_dataset = {name: measures.of_dataset(of_method, dataset) for name, of_method in results.items()}
+        speedup = measures.speedup(of_dataset[lookahead], of_dataset[plain])
+        interval = speedup and f"{speedup.low:.2f} to {speedup.high:.2f}"
+        speeds = map(measures.speed, of_dataset.values())
+        compression = measures.compression(of_dataset[lookahead])
+        rows.append((dataset, *speeds, compression, speedup and speedup.mean, interval))
+    columns = (
+        Column("data set"),
+        *(Column(f"{parse(name).label}, tokens/s", ".1f") for name in results),
+        Column("tokens/step", ".2f"),
+        Column("speedup", ".2f x"),
+        Column("95% interval"),
+    )
+    note = (
+        f"Tokens per step and speedup are those of {parse(lookahead).label}, the latter relative to plain decoding by "
+        "jlade. Prefill is excluded. The paper reports 1.5x to 2.3x, relative to transformers, on an A100."
+    ) + devices_note(run, results)
+    return [Table("figure5", title, columns, tuple(rows), note), figure]
+
+
 def accepted_table(results: Results) -> Table:
     """Returns the share of the steps that accepted each number of tokens."""
-    shares = {name: measures.accepted_shares(of_method) for name, of_method in results.items() if _has_steps(name)}
+    by_jlade = {name: of_method for name, of_method in results.items() if parse(name).setting is not None}
+    shares = {name: measures.accepted_shares(of_method) for name, of_method in by_jlade.items()}
     most = max(map(len, shares.values()))
     rows = tuple((parse(name).label, *each, *[None] * (most - len(each))) for name, each in shares.items())
     columns = (Column("share of steps that accept"), *(Column(str(i + 1), ".0%") for i in range(most)))
@@ -166,7 +202,3 @@ def _names(results: Results, field: str) -> list[str]:
 
 def _speeds(results: Sequence[Result], datasets: Sequence[str]) -> list[float]:
     return [measures.speed(measures.of_dataset(results, name)) for name in datasets]
-
-
-def _has_steps(name: str) -> bool:
-    return parse(name).setting is not None

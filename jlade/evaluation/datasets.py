@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jlade.evaluation import records
 from jlade.evaluation.records import DataRecord
+from jlade.generation.chat_template import Message
 
 SAMPLES = pathlib.Path(__file__).parent / "samples"
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -85,6 +86,15 @@ class Question:
     choices: str = ""  # letters, of which the model's most probable one is the answer
     max_length: int | None = None  # tokens of prompt and answer in the paper; None where it sets no limit
 
+    def messages(self, answers: Sequence[str] = ()) -> list[Message]:
+        """Returns the messages up to the turn that follows these answers, and the beginning of its answer."""
+        messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for turn, answer in zip(self.turns, [*answers, self.beginning or None], strict=False):
+            messages.append({"role": "user", "content": turn})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        return messages
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
@@ -106,24 +116,25 @@ def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Data
       ValueError: names the file and the line, item or row, the value and what is accepted.
     """
     file = pathlib.Path(path)
-    found = records.read(file)
-    name = _format_of(found[0])
+    all_records = records.read(file)
+    first = all_records[0]
+    name = _format_of(first)
     if name is None:
-        known = "; ".join(f"{key} ({', '.join(value.fields)})" for key, value in FORMATS.items())
-        raise ValueError(f"{found[0].place}: no known format has the fields {_fields(found[0])}. Accepted: {known}")
-    known_format = FORMATS[name]
-    title = known_format.title or file.name.split(".")[0]
-    if name == "mt_bench" and not all(record.values.get("category") in MT_BENCH for record in found):
+        accepted = "; ".join(f"{key} ({', '.join(value.fields)})" for key, value in FORMATS.items())
+        raise ValueError(f"{first.place}: no known format has the fields {_fields(first)}. Accepted: {accepted}")
+    file_format = FORMATS[name]
+    title = file_format.title or file.name.split(".")[0]
+    if name == "mt_bench" and not all(record.values.get("category") in MT_BENCH for record in all_records):
         title = "Spec-Bench"
     questions: dict[str, Question] = {}
-    for i, record in enumerate(found):
+    for i, record in enumerate(all_records):
         if _format_of(record) != name:
             raise ValueError(
                 f"{record.place}: the first question is in the format {name}, so this one must have the fields "
-                f"{', '.join(known_format.fields)} and be in the same format, got the fields {_fields(record)}"
+                f"{', '.join(file_format.fields)} and be in the same format, got the fields {_fields(record)}"
             )
-        question = _with_summary(known_format.question(record, title, f"{title}/{i}"), summary)
-        question = dataclasses.replace(question, max_length=known_format.max_length)
+        question = _with_summary(file_format.question(record, title, f"{title}/{i}"), summary)
+        question = dataclasses.replace(question, max_length=file_format.max_length)
         if question.id in questions:
             raise ValueError(f"{record.place}: the id must be unique, got {question.id!r} again")
         questions[question.id] = question

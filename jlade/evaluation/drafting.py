@@ -24,15 +24,15 @@ ITERATIONS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # columns of the table of convergenc
 def growth_table(results: Results) -> Table:
     """Returns the n-grams in the pool while texts grow, and how often a step had a draft."""
     (name,) = [name for name in results if parse(name).shows_growth]
-    given = measures.answers(results[name])
-    longest = max(len(answer.tokens) for answer in given)
+    all_answers = measures.answers(results[name])
+    longest = max(len(answer.tokens) for answer in all_answers)
     marks = [*(mark for mark in (1, 16, 32, 64, 128, 256, 512) if mark < longest), longest]
     rows: list[Row] = []
     for low, high in itertools.pairwise([0, *marks]):
-        found = [[each for each in answer.growth if low < each[0] <= high] for answer in given]
-        last = [each[-1] for each in found if each]
+        growths = [[each for each in answer.growth if low < each[0] <= high] for answer in all_answers]
+        last = [each[-1] for each in growths if each]
         if last:
-            steps = list(itertools.chain.from_iterable(_num_drafted(answer, low, high) for answer in given))
+            steps = list(itertools.chain.from_iterable(_num_drafted(answer, low, high) for answer in all_answers))
             mean = [sum(each[i] for each in last) / len(last) for i in (1, 2)]
             rows.append(
                 (f"{low} to {high}", *mean, sum(number > 0 for number in steps) / max(1, len(steps)), len(last))
@@ -83,9 +83,9 @@ def hits_table(results: Results) -> Table | None:
     for name, of_method in results.items():
         kinds = dict.fromkeys((result.task, result.category) for result in of_method)
         for task, category in kinds:
-            given = measures.answers(one for one in of_method if (one.task, one.category) == (task, category))
-            steps = [number for answer in given for number in answer.accepted]
-            matches = [number > 0 for answer in given for number in answer.num_drafted]
+            all_answers = measures.answers(one for one in of_method if (one.task, one.category) == (task, category))
+            steps = [number for answer in all_answers for number in answer.accepted]
+            matches = [number > 0 for answer in all_answers for number in answer.num_drafted]
             if not any(matches):
                 continue
             accepted = [number for number in steps if number > 1]
@@ -154,13 +154,13 @@ def convergence_table(results: Results) -> Table | None:
     """
     rows: list[Row] = []
     for name, size in _chains(results):
-        found = _converged(results[name], size)
-        if found:
+        converged = _converged(results[name], size)
+        if converged:
             shares = [
-                float(np.mean([each[min(i, len(each)) - 1] for each in found])) / size if i <= size else None
+                float(np.mean([each[min(i, len(each)) - 1] for each in converged])) / size if i <= size else None
                 for i in ITERATIONS
             ]
-            rows.append((parse(name).label, *shares, float(np.median([len(each) for each in found]))))
+            rows.append((parse(name).label, *shares, float(np.median([len(each) for each in converged]))))
     columns = (
         Column("converged after iteration"),
         *(Column(str(i), ".0%") for i in ITERATIONS),

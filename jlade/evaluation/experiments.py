@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jlade.evaluation import comparison, datasets, devices, drafting, measures, paper, paper_comparison, scaling
+from jlade.evaluation import comparison, datasets, drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
 from jlade.evaluation.figures import Figure
@@ -23,44 +23,26 @@ FEW = 4  # questions of the experiments that need many methods
 SELECTIONS = "experiments.json"
 
 Item = Table | Figure
-Questions = list[tuple[str, Question]]  # with the name of the data set
-
-
 Present = Callable[[Sequence[tuple[Run, Results]]], list[Item | None]]
 
 
 class Selection(NamedTuple):
-    """The part of a run that an experiment needs.
+    """The part of a run that an experiment needs."""
 
-    Attributes:
-      methods: their names.
-      questions: data set and id of each.
-    """
-
-    methods: tuple[str, ...]
-    questions: tuple[tuple[str, str], ...]
+    methods: tuple[str, ...]  # their names
+    questions: tuple[tuple[str, str], ...]  # data set and id of each
 
 
 class Experiment(NamedTuple):
-    """A table or figure, or several of the same results.
+    """A table or figure, or several of the same results."""
 
-    Attributes:
-      title: of its section in a report.
-      summary: one line of help.
-      explanation: for readers of a report.
-      methods: their names.
-      chooses: returns whether it asks a question.
-      present: makes tables and figures of runs and their results by method.
-      limit: questions by default; None for all.
-    """
-
-    title: str
-    summary: str
-    explanation: str
-    methods: tuple[str, ...]
-    chooses: Callable[[Question], bool]
-    present: Present
-    limit: int | None = FEW
+    title: str  # of its section in a report
+    summary: str  # one line of help
+    explanation: str  # for readers of a report
+    methods: tuple[str, ...]  # their names
+    chooses: Callable[[Question], bool]  # whether it asks a question
+    present: Present  # makes tables and figures of runs and their results by method
+    limit: int | None = FEW  # questions by default; None for all
 
 
 def _each(present: Callable[[Run, Results], list[Item | None]]) -> Present:
@@ -115,7 +97,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Code repeats itself more than chats do, so it gains more from the same steps.",
         ("plain", LOOKAHEAD, "transformers"),
         lambda question: not question.choices,
-        _each(devices.figure_5),
+        _each(comparison.figure_5),
         limit=None,
     ),
     "table2": Experiment(
@@ -174,7 +156,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "A device with less arithmetic to spare gains less from the same tokens per step.",
         ("plain", WINDOWS),
         _any,
-        _each(devices.figure_8),
+        _each(scaling.figure_8),
     ),
     "figure6-7": Experiment(
         "Several devices (Figures 6 and 7)",
@@ -312,11 +294,12 @@ def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selecti
     return presented
 
 
-def beside_paper(run: Run, selections: Mapping[str, Selection]) -> Table | None:
-    """Returns the numbers of the paper beside those of a run, None if it has none of them."""
+def beside_paper(run: Run, selections: Mapping[str, Selection]) -> list[Item]:
+    """Returns a table of the paper's numbers beside those of a run, [] if it has none of them."""
     by_experiment = {name: results(run, selection) for name, selection in selections.items()}
     answered = {name: of_run for name, of_run in by_experiment.items() if any(of_run.values())}
-    return paper_comparison.table(run, answered)
+    table = paper.numbers_table(run, answered)
+    return [] if table is None else [table]
 
 
 def results(run: Run, selection: Selection) -> Results:

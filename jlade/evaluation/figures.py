@@ -15,19 +15,12 @@ NAME = 22  # most characters of a line in the name of a group
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure.
+    """A figure."""
 
-    Attributes:
-      name: of its file.
-      title: one line.
-      draw: draws on a `matplotlib.figure.Figure`.
-      note: how to read it.
-    """
-
-    name: str
-    title: str
-    draw: Callable[[Any], None]
-    note: str = ""
+    name: str  # of its file
+    title: str  # one line
+    draw: Callable[[Any], None]  # on a `matplotlib.figure.Figure`
+    note: str = ""  # how to read it
 
     def png(self) -> bytes:
         """Returns the picture.

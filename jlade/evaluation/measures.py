@@ -14,11 +14,11 @@ from jlade.evaluation.runs import Result
 def by_method(results: Iterable[Result], methods: Iterable[str]) -> dict[str, list[Result]]:
     """Returns the results of some methods: those to the questions that all of them answered, in the same order."""
     names = list(methods)
-    found: dict[tuple[str, str], dict[str, Result]] = collections.defaultdict(dict)
+    by_question: dict[tuple[str, str], dict[str, Result]] = collections.defaultdict(dict)
     for result in results:
         if result.method in names and result.error is None:
-            found[result.dataset, result.question][result.method] = result
-    complete = [of_question for of_question in found.values() if len(of_question) == len(set(names))]
+            by_question[result.dataset, result.question][result.method] = result
+    complete = [of_question for of_question in by_question.values() if len(of_question) == len(set(names))]
     return {name: [of_question[name] for of_question in complete] for name in names}
 
 
@@ -34,8 +34,8 @@ def answers(results: Iterable[Result]) -> list[Answer]:
 
 def compression(results: Iterable[Result]) -> float:
     """Returns the tokens per step, over all answers (S of arXiv 2402.02057, Equation 6)."""
-    given = answers(results)
-    return sum(len(answer.tokens) for answer in given) / sum(answer.steps for answer in given)
+    all_answers = answers(results)
+    return sum(len(answer.tokens) for answer in all_answers) / sum(answer.steps for answer in all_answers)
 
 
 def speed(results: Iterable[Result]) -> float:
@@ -43,9 +43,9 @@ def speed(results: Iterable[Result]) -> float:
 
     The first token of some methods comes with prefill. An answer of one token, such as a choice, has no speed.
     """
-    given = [answer for answer in answers(results) if len(answer.tokens) > 1]
-    seconds = sum(answer.seconds for answer in given)
-    return sum(answer.timed_tokens for answer in given) / seconds if given else math.nan
+    timed = [answer for answer in answers(results) if len(answer.tokens) > 1]
+    seconds = sum(answer.seconds for answer in timed)
+    return sum(answer.timed_tokens for answer in timed) / seconds if timed else math.nan
 
 
 def speedups(results: Sequence[Result], baselines: Sequence[Result]) -> list[float]:
@@ -82,8 +82,8 @@ def memory(results: Sequence[Result], baselines: Sequence[Result]) -> float | No
     pairs = [
         (one.state_bytes, other.state_bytes) for one, other in zip(answers(results), answers(baselines), strict=True)
     ]
-    known = [one - other for one, other in pairs if one is not None and other is not None]
-    return sum(known) / len(known) if known else None
+    differences = [one - other for one, other in pairs if one is not None and other is not None]
+    return sum(differences) / len(differences) if differences else None
 
 
 def accepted_shares(results: Iterable[Result]) -> list[float]:
@@ -103,11 +103,11 @@ def hit_rates(results: Iterable[Result], size: int) -> list[tuple[int, float]]:
       Pairs of the last step of each group, from 1, and the share of its steps, over all answers, with a draft.
       Groups that fewer than half of the answers reach are left out.
     """
-    given = [answer.num_drafted for answer in answers(results)]
+    drafted = [answer.num_drafted for answer in answers(results)]
     rates = []
-    for begin in range(0, max(map(len, given), default=0), size):
-        parts = [hits[begin : begin + size] for hits in given if len(hits) > begin]
-        if 2 * len(parts) < len(given):
+    for begin in range(0, max(map(len, drafted), default=0), size):
+        parts = [hits[begin : begin + size] for hits in drafted if len(hits) > begin]
+        if 2 * len(parts) < len(drafted):
             break
         steps = [number > 0 for part in parts for number in part]
         rates.append((begin + size, sum(steps) / len(steps)))

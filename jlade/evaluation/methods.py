@@ -32,26 +32,16 @@ SYNTAX = (
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to decode. `str` gives its name, which `parse` reads.
+    """A way to decode. `str` gives its name, which `parse` reads."""
 
-    Attributes:
-      setting: of jlade, or "auto"; None for transformers.
-      lookup_tokens: most tokens of transformers' prompt lookup; 0 for plain decoding.
-      dtype: of weights and computation; None for that of the run.
-      temperature: 0 for greedy decoding.
-      is_warm: whether the pool of a question is that after the question before; otherwise every pool starts empty.
-      shows_growth: whether decoding pauses to count the n-grams of the pool, so that its times mean nothing.
-    """
-
-    setting: LookaheadConfig | Literal["auto"] | None = PLAIN
-    lookup_tokens: int = 0
-    dtype: str | None = None
+    setting: LookaheadConfig | Literal["auto"] | None = PLAIN  # of jlade; None for transformers
+    lookup_tokens: int = 0  # at most, of transformers' prompt lookup; 0 for plain decoding
+    dtype: str | None = None  # of weights and computation; None for that of the run
     temperature: float = 0.0
-    is_warm: bool = False
-    shows_growth: bool = False
+    is_warm: bool = False  # whether the pool continues that of the question before; otherwise every pool starts empty
+    shows_growth: bool = False  # whether decoding pauses to count the pool's n-grams, so that its times mean nothing
 
     def __str__(self) -> str:
-        flags = []
         if self.setting is None:
             base = next(name for name, number in TRANSFORMERS.items() if number == self.lookup_tokens)
         elif self.setting in SETTINGS.values():
@@ -59,39 +49,39 @@ class Method:
         else:
             assert isinstance(self.setting, LookaheadConfig)
             base = names.name(self.setting)
-            flags += [f"no-{source}" for source in _left_out(self.setting)]
-            flags += [] if self.setting.ngrams.pool_from_prompt else ["no-prompt"]
-            flags += _ways(self.setting)
-            flags += (
-                [] if self.setting.relative_step_time is None else [f"cost={_exact(self.setting.relative_step_time)}"]
-            )
-        flags += ["warm"] if self.is_warm else []
-        flags += ["growth"] if self.shows_growth else []
-        flags += [self.dtype] if self.dtype else []
-        flags += [f"t={_exact(self.temperature)}"] if self.temperature else []
-        return ":".join([base, *flags])
+        return ":".join([base, *self._flags()])
 
     @property
     def label(self) -> str:
         """The name in tables."""
         if self.setting is None:
-            parts = ["transformers, prompt lookup" if self.lookup_tokens else "transformers"]
+            base = "transformers, prompt lookup" if self.lookup_tokens else "transformers"
         elif isinstance(self.setting, str):
-            parts = ["jlade's choice"]
+            base = "jlade's choice"
         elif self.setting == PLAIN:
-            parts = ["plain"]
+            base = "plain"
         else:
             kind = "prompt lookup " if not self.setting.has_tree and self.setting.window_size == 0 else ""
-            parts = [kind + names.label(self.setting)]
-            parts += [f"without {source}" for source in _left_out(self.setting)]
-            parts += [] if self.setting.ngrams.pool_from_prompt else ["without the prompt"]
-            parts += [] if self.setting.relative_step_time is None else ["adaptive"]
-            parts += [WAYS[flag][2] for flag in _ways(self.setting)]
-        parts += ["warm pool"] if self.is_warm else []
-        parts += ["counting the pool"] if self.shows_growth else []
-        parts += [self.dtype] if self.dtype else []
-        parts += [f"temperature {_exact(self.temperature)}"] if self.temperature else []
-        return ", ".join(parts)
+            base = kind + names.label(self.setting)
+        return ", ".join([base, *self._flags().values()])
+
+    def _flags(self) -> dict[str, str]:
+        """Returns the flags of the name, each with its words in tables."""
+        flags: dict[str, str] = {}
+        if isinstance(self.setting, LookaheadConfig) and self.setting not in SETTINGS.values():
+            flags |= {f"no-{source}": f"without {source}" for source in _left_out(self.setting)}
+            flags |= {} if self.setting.ngrams.pool_from_prompt else {"no-prompt": "without the prompt"}
+            fields = vars(self.setting) | vars(self.setting.ngrams)
+            flags |= {flag: words for flag, (attribute, way, words) in WAYS.items() if fields[attribute] == way}
+            cost = self.setting.relative_step_time
+            flags |= {} if cost is None else {f"cost={_exact(cost)}": "adaptive"}
+        flags |= {"warm": "warm pool"} if self.is_warm else {}
+        flags |= {"growth": "counting the pool"} if self.shows_growth else {}
+        flags |= {self.dtype: self.dtype} if self.dtype else {}
+        flags |= (
+            {f"t={_exact(self.temperature)}": f"temperature {_exact(self.temperature)}"} if self.temperature else {}
+        )
+        return flags
 
     @property
     def agreement(self) -> str:
@@ -178,11 +168,6 @@ def _with(setting: LookaheadConfig, **change: Any) -> LookaheadConfig:
     ngrams = dataclasses.replace(setting.ngrams, **change)
     drafts = dataclasses.replace(setting.drafts, ngrams=ngrams) if isinstance(setting.drafts, TreeConfig) else ngrams
     return dataclasses.replace(setting, drafts=drafts)
-
-
-def _ways(setting: LookaheadConfig) -> list[str]:
-    fields = vars(setting) | vars(setting.ngrams)
-    return [flag for flag, (attribute, way, _) in WAYS.items() if fields[attribute] == way]
 
 
 def _left_out(setting: LookaheadConfig) -> list[str]:

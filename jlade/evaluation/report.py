@@ -8,11 +8,10 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jlade.evaluation import runs as runs_lib
 from jlade.evaluation import tables
 from jlade.evaluation.experiments import EXPERIMENTS, Item
 from jlade.evaluation.figures import Figure
-from jlade.evaluation.runs import Run
+from jlade.evaluation.runs import Run, limit
 from jlade.files import written_whole
 
 PAPER_TITLE = "Beside the paper"
@@ -82,7 +81,7 @@ def _about(about: Mapping[str, Any], beginning: str) -> str:
     device = host if about["device"] == "cpu" else f"{about['device']} ({host})"
     mesh = f", divided as {about['mesh']}" if about["mesh"] else ""
     model = f"{about['model']}, {about['parameters'] / 1e6:,.1f} M parameters in {about['dtype']}"
-    answers = f"answers of {runs_lib.limit(about)}"
+    answers = f"answers of {limit(about)}"
     sentence = html.escape(f"{beginning}{model}, on {device}{mesh}; {answers}; {about['date']}.")
     facts = "".join(
         f"<dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(_text(value))}</dd>"

@@ -20,10 +20,11 @@ from jlade.evaluation.datasets import Question
 from jlade.evaluation.methods import Method, parse
 from jlade.files import append_line, written_whole
 from jlade.generation import difference, text
+from jlade.generation.chat_template import Message
 from jlade.generation.difference import Difference
 
 # Token ids of the messages of a conversation. A last message of the assistant is the beginning of the answer.
-Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]
+Encode = Callable[[Sequence[Message]], list[int]]
 VARYING = ("date", "command")  # facts about a run that may differ when it goes on
 
 
@@ -41,29 +42,19 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The answers of a method to the turns of a question.
-
-    Attributes:
-      dataset, question, task, category: see `jlade.evaluation.datasets`; `question` is the id.
-      method: see `jlade.evaluation.methods.parse`.
-      answers: one for each turn; none after an error.
-      differences: where each answer parts from that of plain decoding in float32; None for equal ones, and for answers
-        at a temperature above 0.
-      reference: the summary to compare with by ROUGE.
-      passed: whether the answer is right: it passes the question's tests, or equals its answer; None if not judged.
-      error: the reason why the question could not be answered, such as a prompt that is too long.
-    """
+    """The answers of a method to the turns of a question."""
 
     dataset: str
-    question: str
+    question: str  # the id
     task: str
     category: str
-    method: str
-    answers: tuple[Answer, ...]
+    method: str  # see `jlade.evaluation.methods.parse`
+    answers: tuple[Answer, ...]  # one for each turn; none after an error
+    # From plain decoding in float32; None for equal answers, and for answers at a temperature above 0.
     differences: tuple[Difference | None, ...]
-    reference: str | None = None
-    passed: bool | None = None
-    error: str | None = None
+    reference: str | None = None  # the summary to compare with by ROUGE
+    passed: bool | None = None  # whether it passes the question's tests, or equals its answer; None if not judged
+    error: str | None = None  # why the question could not be answered, such as a prompt that is too long
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -230,7 +221,7 @@ class _Runner:
         try:
             for turn in range(max(1, len(question.turns))):
                 before = [answer.text for answer in (told or answers)[:turn]]
-                prompt = self._prompt(question, turn, before)
+                prompt = self._prompt(question, before)
                 known = pool if method.is_warm else None
                 answer, pool = self.model.answer(prompt, method, key, known, question.choices, question.max_length)
                 answers.append(answer)
@@ -255,22 +246,15 @@ class _Runner:
             completion = question.turns[0] + infilling.filled(self.model.tokenizer, answer.tokens) + question.suffix
         return quality.passed([completion], [question.tests])[0]
 
-    def _prompt(self, question: Question, turn: int, answers: Sequence[str]) -> Sequence[int]:
-        """Returns the token ids of a turn, with the answers before it."""
+    def _prompt(self, question: Question, answers: Sequence[str]) -> Sequence[int]:
+        """Returns the token ids of the turn after these answers."""
         if question.ids is not None:
             return question.ids
         if question.suffix is not None:
             return infilling.prompt(self.model.tokenizer, question.turns[0], question.suffix)
         if not question.is_chat:
             return text.encode(self.model.tokenizer, question.turns[0], parse_special=False)
-        messages = [{"role": "system", "content": question.system}] if question.system else []
-        for asked, answered in zip(question.turns, [*answers, None], strict=False):
-            messages.append({"role": "user", "content": asked})
-            if answered is not None:
-                messages.append({"role": "assistant", "content": answered})
-        if question.beginning:
-            messages.append({"role": "assistant", "content": question.beginning})
-        return self.encode(messages)
+        return self.encode(question.messages(answers))
 
     def _difference(
         self, prompt: Sequence[int], expected: Answer | None, answer: Answer, method: Method
@@ -287,14 +271,10 @@ class _Pools:
 
     A pool is written before the result and has its number in the name; the one before it is removed after the result.
     So the number of results in the file always finds its pool.
-
-    Attributes:
-      directory: of the files.
-      num_results: of each method, in the file of results.
     """
 
     directory: pathlib.Path
-    num_results: Mapping[str, int]
+    num_results: Mapping[str, int]  # of each method, in the file of results
     _held: dict[Method, tuple[int, NGramPool | None]] = dataclasses.field(default_factory=dict)
 
     def before(self, method: Method) -> NGramPool | None:

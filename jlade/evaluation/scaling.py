@@ -11,7 +11,7 @@ from jlade.costs.devices import DEVICES
 from jlade.costs.plan import Option, pipeline_time, plan
 from jlade.costs.work import MeshShape
 from jlade.evaluation import figures, measures, statistics
-from jlade.evaluation.comparison import Results
+from jlade.evaluation.comparison import Results, device_name
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Run
@@ -86,21 +86,21 @@ def tree_methods() -> list[Method]:
 
 def _points(results: Results) -> list[Point]:
     """Returns the measurements of settings with W = G, by N and W."""
-    found = []
+    points = []
     for name, of_method in results.items():
         setting = parse(name).setting
         if isinstance(setting, LookaheadConfig) and not setting.has_tree and setting.window_size:
             point = Point(setting.window_size, setting.ngram_size, measures.compression(of_method))
-            found += [point] if point.name == name else []
-    return sorted(found, key=lambda point: (point.ngram_size, point.window_size))
+            points += [point] if point.name == name else []
+    return sorted(points, key=lambda point: (point.ngram_size, point.window_size))
 
 
 def _by_ngram(points: Iterable[Point]) -> dict[int, list[tuple[float, float]]]:
     """Returns pairs of W and tokens per step, by N."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_ngram: dict[int, list[tuple[float, float]]] = {}
     for point in points:
-        found.setdefault(point.ngram_size, []).append((point.window_size, point.compression))
-    return found
+        by_ngram.setdefault(point.ngram_size, []).append((point.window_size, point.compression))
+    return by_ngram
 
 
 def windows_table(results: Results) -> Table:
@@ -130,9 +130,9 @@ def fit(results: Results) -> statistics.ScalingFit:
 
 
 def _note(results: Results) -> str:
-    found = fit(results)
+    law = fit(results)
     return (
-        f"Equations 5 and 7 fit with alpha = {found.alpha:.3f} and f = {found.f:.3f}, R² = {found.r2:.3f}; the paper "
+        f"Equations 5 and 7 fit with alpha = {law.alpha:.3f} and f = {law.f:.3f}, R² = {law.r2:.3f}; the paper "
         "has 0.425 and 3.106 for LLaMA-2-7B-Chat on MT-Bench."
     )
 
@@ -239,42 +239,60 @@ def _option(size: str, device: str, lookahead: LookaheadConfig, compression: flo
 def _speedup(size: str, device: str, point: Point) -> float | None:
     """Returns the estimated speedup of a setting on one device, None if the model exceeds its memory."""
     plain = _option(size, device, PLAIN, 1.0, ONE)
-    found = _option(size, device, point.setting, point.compression, ONE)
-    return found.tokens_per_second / plain.tokens_per_second if found.fits else None
+    ahead = _option(size, device, point.setting, point.compression, ONE)
+    return ahead.tokens_per_second / plain.tokens_per_second if ahead.fits else None
 
 
-def figure_8_points(results: Results) -> list[Point]:
+def _figure_8_points(results: Results) -> list[Point]:
     """Returns the measurements of the settings of Figure 8, by W."""
     return [point for point in _points(results) if point.ngram_size == FIGURE_8_NGRAM]
 
 
 def figure_8_speedups(results: Results, device: str) -> list[float]:
     """Returns the estimated speedups of a 7B model on a device, by W."""
-    return [_speedup("7B", device, point) or 0.0 for point in figure_8_points(results)]
+    return [_speedup("7B", device, point) or 0.0 for point in _figure_8_points(results)]
 
 
-def devices_figure(run: Run, results: Results) -> Figure | None:
-    """Returns Figure 8: tokens per step and speedup by W, on two devices; None without settings of its N."""
-    points = figure_8_points(results)
+def figure_8(run: Run, results: Results) -> list[Table | Figure | None]:
+    """Returns Figure 8: tokens per step and speed by W on this device, beside estimates; [] without its N."""
+    points = _figure_8_points(results)
     if not points:
-        return None
+        return []
+    windows = [point.window_size for point in points]
     plain = measures.speed(results[str(Method())])
+    speeds = [measures.speed(results[point.name]) for point in points]
+    estimates = {DEVICES[device].kind: figure_8_speedups(results, device) for device in FIGURE_8_DEVICES}
+    dashed = {f"speedup of 7B, {kind}, estimated": speedups for kind, speedups in estimates.items()}
+    lines = {
+        "tokens per step": [point.compression for point in points],
+        f"speedup, measured on {run.about['device']}": [speed / plain for speed in speeds],
+    } | dashed
     series: dict[str, list[tuple[float, float]]] = {
-        "tokens per step": [(point.window_size, point.compression) for point in points],
-        f"speedup, measured on {run.about['device']}": [
-            (point.window_size, measures.speed(results[point.name]) / plain) for point in points
-        ],
+        name: list(zip(windows, values, strict=True)) for name, values in lines.items()
     }
-    estimates = {f"speedup of 7B, {DEVICES[device].kind}, estimated": device for device in FIGURE_8_DEVICES}
-    for name, device in estimates.items():
-        speedups = figure_8_speedups(results, device)
-        series[name] = [(point.window_size, each) for point, each in zip(points, speedups, strict=True)]
+    draw = figures.lines(series, WINDOW, "tokens per step; speedup, x plain", is_log=True, dashed=dashed)
     note = (
         f"N = {FIGURE_8_NGRAM}. The solid lines are measured with {run.about['model']}. The dashed lines are "
         "estimates: its tokens per step, with step times of a 7B model from data sheets."
     )
-    draw = figures.lines(series, WINDOW, "tokens per step; speedup, x plain", is_log=True, dashed=estimates)
-    return Figure("figure8", "Tokens per step and speedup by device (Figure 8 of the paper)", draw, note)
+    figure = Figure("figure8", "Tokens per step and speedup by device (Figure 8 of the paper)", draw, note)
+    rows: list[Row] = [
+        (str(point.window_size), point.compression, speed, speed / plain, *estimated)
+        for point, speed, *estimated in zip(points, speeds, *estimates.values(), strict=True)
+    ]
+    columns = (
+        Column("W = G"),
+        Column("tokens/step", ".2f"),
+        Column("tokens/s", ".1f"),
+        Column("speedup", ".2f x"),
+        *(Column(f"estimated, 7B on {kind}", ".2f x") for kind in estimates),
+    )
+    title = f"Tokens per step and speed by W on {device_name(run)} (Figure 8 of the paper)"
+    note = (
+        f"N = {FIGURE_8_NGRAM}. Measured with {run.about['model']}, whose plain decoding gives {plain:.1f} "
+        "tokens/s. The estimates take its tokens per step, and step times of a 7B model from data sheets."
+    )
+    return [Table("figure8", title, columns, tuple(rows), note), figure]
 
 
 def parallelism(run: Run, results: Results) -> list[Table | Figure | None]:

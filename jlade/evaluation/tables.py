@@ -13,15 +13,10 @@ Row = Sequence[Value]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-      name: in the head.
-      form: how numbers are written, in the language of `format`, with text after a space: ".2f x"; "" for text.
-    """
-
-    name: str
-    form: str = ""
+    name: str  # in the head
+    form: str = ""  # of numbers, in the language of `format`, with text after a space: ".2f x"; "" for text
 
     def text(self, value: Value) -> str:
         """Returns a value as it stands in the table; a missing one, or one that is not finite, is a dash."""
@@ -36,21 +31,13 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table, whose first column names the rows."""
 
-    Attributes:
-      name: of its files.
-      title: one line.
-      columns: of which the first names the rows.
-      rows: a value for each column.
-      note: the meaning of the numbers, and the conditions of the measurement.
-    """
-
-    name: str
-    title: str
+    name: str  # of its files
+    title: str  # one line
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    note: str = ""
+    rows: tuple[Row, ...]  # each with a value for each column
+    note: str = ""  # the meaning of the numbers, and the conditions of the measurement
 
     def markdown(self) -> str:
         """Returns the table in Markdown, with title and note."""

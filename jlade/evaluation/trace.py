@@ -159,36 +159,30 @@ def page(trace: Trace) -> str:
 def describe(lookahead: LookaheadConfig) -> tuple[str, str]:
     """Returns the name of decoding with the setting, and an explanation in one or two sentences."""
     window, drafts = lookahead.window_size, lookahead.num_drafted
+    several = "Several tokens can be accepted at once."
     if not window and not drafts:
-        return "Plain decoding", "Each forward pass gives one token."
-    if not drafts:
-        return (
-            "Decoding with a window alone",
-            "Each forward pass guesses future tokens. None is verified, so a step accepts one token.",
-        )
-    if lookahead.sources == ("chain",):
-        return (
-            "Jacobi decoding",
-            "Each forward pass updates a chain of guesses, and accepts those that have converged.",
-        )
-    if lookahead.has_tree:
+        kind, explanation = "Plain decoding", "Each forward pass gives one token."
+    elif not drafts:
+        kind = "Decoding with a window alone"
+        explanation = "Each forward pass guesses future tokens. None is verified, so a step accepts one token."
+    elif lookahead.sources == ("chain",):
+        kind = "Jacobi decoding"
+        explanation = "Each forward pass updates a chain of guesses, and accepts those that have converged."
+    elif lookahead.has_tree:
+        kind = "Lookahead decoding with a tree" if window else "Decoding with a tree"
         guesses = "guesses future tokens in a window, and verifies" if window else "verifies"
-        return (
-            "Lookahead decoding with a tree" if window else "Decoding with a tree",
-            f"Each forward pass {guesses} a tree of drafts from several sources. Several tokens can be accepted at "
-            "once.",
+        explanation = f"Each forward pass {guesses} a tree of drafts from several sources. {several}"
+    elif not window:
+        kind = "Prompt lookup"
+        explanation = f"Drafts are n-grams of {lookahead.ngram_size} tokens from the text so far. "
+        explanation += "One forward pass verifies all tokens of a draft at once."
+    else:
+        kind = "Lookahead decoding"
+        explanation = (
+            "Each forward pass guesses future tokens in a window, and verifies n-grams collected from earlier guesses. "
+            + several
         )
-    if not window:
-        return (
-            "Prompt lookup",
-            f"Drafts are n-grams of {lookahead.ngram_size} tokens from the text so far. One forward pass verifies all "
-            "tokens of a draft at once.",
-        )
-    return (
-        "Lookahead decoding",
-        "Each forward pass guesses future tokens in a window, and verifies n-grams collected from earlier guesses. "
-        "Several tokens can be accepted at once.",
-    )
+    return kind, explanation
 
 
 class _Snapshot(NamedTuple):

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+from typing import NamedTuple
 
 import pytest
 
@@ -23,17 +24,30 @@ FIGURES = {"figure5", "throughput", "figure4a", "figure4b", "figure4c", "figure6
 FEW = ["--windows", "1", "3", "--ngrams", "3", "5"]
 
 
-@pytest.fixture
-def made(monkeypatch):
-    """Answers that no model gives; returns the models, their prompts and the lengths."""
-    asked = []
+class Call(NamedTuple):
+    """The arguments of a call of `EvaluatedModel.answer`."""
+
+    model: EvaluatedModel
+    prompt: list[int]
+    max_length: int | None
+
+
+def make_answers(monkeypatch, check=lambda call: None):
+    """Replaces a model's answers by one that is made up, after a check of each call, and returns the list of calls."""
+    calls = []
 
     def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
-        asked.append((self, prompt, max_length))
+        calls.append(Call(self, prompt, max_length))
+        check(calls[-1])
         return answer([1, 2], text="made"), None
 
     monkeypatch.setattr(EvaluatedModel, "answer", answered)
-    return asked
+    return calls
+
+
+@pytest.fixture
+def made(monkeypatch):
+    return make_answers(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +219,8 @@ def test_lengths_of_the_paper_are_those_of_each_data_set(made, tmp_path, capsys)
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
     arguments = ["--methods", "plain", "--data", *(str(tmp_path / f"{name}.jsonl") for name in files)]
     assert cli.main(["bench", *arguments, "--max-new-tokens", "paper", "--output", str(tmp_path / "out")]) == 0
-    assert [(model.max_new_tokens, length) for model, _, length in made] == [(None, 512), (None, 2048), (None, None)]
+    lengths = [(call.model.max_new_tokens, call.max_length) for call in made]
+    assert lengths == [(None, 512), (None, 2048), (None, None)]
     assert runs.read(tmp_path / "out" / "run.jsonl").about["max_new_tokens"] == "paper"
     assert "answers of as many new tokens as the paper allows" in (tmp_path / "out" / "report.html").read_text()
     assert "as many new tokens as the paper allows" in (tmp_path / "out" / "methods.md").read_text()
@@ -226,12 +241,11 @@ def test_figures_5_and_8_are_of_the_device_by_one_command(made, monkeypatch, tmp
 def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
     count = itertools.count(1)
 
-    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
+    def interrupt(call):
         if next(count) == 3:
             raise KeyboardInterrupt
-        return answer([1, 2], text="made"), None
 
-    monkeypatch.setattr(EvaluatedModel, "answer", answered)
+    make_answers(monkeypatch, interrupt)
     arguments = ["bench", "--methods", "plain", "4,4,3", "--limit", "2", "--output", str(tmp_path)]
     assert cli.main(arguments) == 130
     captured = capsys.readouterr()
@@ -245,12 +259,11 @@ def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp
 def test_questions_without_an_answer_are_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "x " * 3000}) + "\n")
 
-    def long_prompts_refused(self, prompt, *arguments, **options):
-        if len(prompt) > 1000:
+    def refuse(call):
+        if len(call.prompt) > 1000:
             raise ValueError("too long")
-        return answer([1, 2], text="made"), None
 
-    monkeypatch.setattr(EvaluatedModel, "answer", long_prompts_refused)
+    make_answers(monkeypatch, refuse)
     arguments = ["--methods", "plain", "4,4,3", "--data", str(tmp_path / "mine.jsonl"), "--output", str(tmp_path)]
     assert cli.main(["bench", *arguments]) == 0
     captured = capsys.readouterr()
@@ -326,7 +339,7 @@ def test_a_model_without_a_chat_template_continues_the_messages(made, small_demo
     _, tokenizer = load(bench.parser().parse_args(["--model", str(bare)]))
     texts = ["Hello </s> you", "Hello </s> you\n\nmade\n\nAnd then?"]
     tokenizer.encode_special_tokens = True
-    assert [len(prompt) for _, prompt, _ in made] == [len(tokenizer.encode(text).ids) for text in texts]
+    assert [len(call.prompt) for call in made] == [len(tokenizer.encode(text).ids) for text in texts]
 
 
 # Of LLaMA-2-Chat, whose roles must alternate.
@@ -348,6 +361,5 @@ def test_summaries_are_asked_for_in_the_form_of_appendix_d(made, small_demo, tmp
     arguments = ["--methods", "plain", "--data", str(tmp_path / "one.jsonl"), "--output", str(tmp_path / "out")]
     assert cli.main(["bench", "--model", str(llama), *arguments]) == 0
     system = r".*:\n\nIt rains\.\n\n(- .*\n)+"
-    model, prompt, _ = made[0]
-    pattern = rf"\[INST\] <<SYS>>\n{system}<</SYS>>\n\n.* \[/INST\] Summary:"
-    assert re.fullmatch(pattern, model.tokenizer.decode(prompt))
+    prompt = made[0].model.tokenizer.decode(made[0].prompt)
+    assert re.fullmatch(rf"\[INST\] <<SYS>>\n{system}<</SYS>>\n\n.* \[/INST\] Summary:", prompt)

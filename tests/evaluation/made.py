@@ -59,3 +59,18 @@ def of(method, compression, **changes):
     """Returns the result of a method whose answer has these tokens per step, with two decimals."""
     tokens = round(100 * compression)
     return [result(str(method), answer([tokens // 100 + (i < tokens % 100) for i in range(100)], **changes))]
+
+
+def axes_of(figure):
+    """Returns the only axes of a figure, drawn."""
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(layout="constrained")
+    figure.draw(canvas)
+    (axes,) = canvas.axes
+    return axes
+
+
+def lines_of(figure):
+    """Returns the points of each line of a figure, by name."""
+    return {line.get_label(): line.get_xydata().tolist() for line in axes_of(figure).lines}

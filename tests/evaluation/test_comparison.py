@@ -1,10 +1,11 @@
-"""Tables that compare methods, of results made by hand."""
+"""Tables that compare methods, and Figure 5, of results made by hand."""
 
 import pytest
 
 from jlade.evaluation import comparison
-from tests.evaluation.made import answer, result, rows, run
+from tests.evaluation.made import answer, axes_of, result, rows, run
 
+GPU = {"device": "NVIDIA H100", "model": "large"}
 PLAIN = answer([1] * 6, first_seconds=2.0)
 RESULTS = {
     "plain": [result("plain", PLAIN), result("plain", PLAIN, PLAIN, dataset="chat", passed=False)],
@@ -113,13 +114,35 @@ def test_tables_say_when_transformers_ran_on_another_device():
 
 
 def test_the_figure_has_a_bar_and_its_number_for_each_method_and_data_set():
-    from matplotlib.figure import Figure as Canvas
-
     figure = comparison.throughput_figure(run(), RESULTS)
-    canvas = Canvas(layout="constrained")
-    figure.draw(canvas)
-    (axes,) = canvas.axes
+    axes = axes_of(figure)
     widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
     assert [width for each in widths for width in each] == pytest.approx([10, 10, 20, 40, 10, 10, 2, 1])
     assert [text.get_text() for text in axes.texts] == ["10.0", "10.0", "20.0", "40.0", "10.0", "10.0", "2.0", "1.0"]
     assert figure.png().startswith(b"\x89PNG")
+
+
+def test_figure_5_has_the_speed_of_each_data_set_and_names_the_device():
+    steps = {"plain": [1] * 12, "15,5,15": [3] * 4, "transformers": [1] * 12}
+    results = {
+        name: [
+            result(name, answer(accepted, seconds=seconds), dataset=dataset)
+            for dataset, seconds in (("code", len(accepted) / 10), ("chat", 12 / 10))
+        ]
+        for name, accepted in steps.items()
+    }
+    table, figure = comparison.figure_5(run(**GPU), results)
+    assert table.title == figure.title == "Speed by data set on NVIDIA H100 (Figure 5 of the paper): large"
+    heads = ["plain, tokens/s", "15, 5, 15, tokens/s", "transformers, tokens/s", "tokens/step", "speedup"]
+    assert [column.name for column in table.columns] == ["data set", *heads, "95% interval"]
+    assert rows(table) == {
+        "code": ["10.0", "30.0", "10.0", "3.00", "3.00x", "3.00 to 3.00"],
+        "chat": ["10.0", "10.0", "10.0", "3.00", "1.00x", "1.00 to 1.00"],
+    }
+    assert figure.name == "figure5"
+    assert figure.png().startswith(b"\x89PNG")
+
+
+def test_the_device_of_a_cpu_is_its_processor_and_a_mesh_is_named():
+    assert comparison.device_name(run()) == "a processor"
+    assert comparison.device_name(run(**GPU, mesh="data=2")) == "NVIDIA H100, divided as data=2"

@@ -3,7 +3,7 @@
 import pytest
 
 from jlade.evaluation import drafting
-from tests.evaluation.made import answer, result
+from tests.evaluation.made import answer, lines_of, result
 
 
 def test_growth():
@@ -28,13 +28,10 @@ def test_hits_of_cold_and_warm_pools():
         "15,5,15:growth": [result("15,5,15:growth", answer([1] * 16, [1] * 16))],
         "plain": [result("plain", answer([1] * 16))],
     }
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(layout="constrained")
-    drafting.hits_figure(results).draw(canvas)
-    (axes,) = canvas.axes
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    assert drawn == {"15, 5, 15": [[8, 0], [16, 100]], "15, 5, 15, warm pool": [[8, 50], [16, 50]]}
+    assert lines_of(drafting.hits_figure(results)) == {
+        "15, 5, 15": [[8, 0], [16, 100]],
+        "15, 5, 15, warm pool": [[8, 50], [16, 50]],
+    }
 
 
 def test_hits_are_the_steps_with_a_match_and_the_formula_is_an_estimate():

@@ -1,9 +1,10 @@
-"""The paper's tables and figures of results made by hand."""
+"""The paper's tables, and its numbers beside those of results made by hand."""
 
 import pytest
 
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.evaluation import datasets, experiments, paper, paper_comparison
+from jlade.evaluation import datasets, drafting, experiments, paper, scaling
+from jlade.evaluation.experiments import EXPERIMENTS
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.paper import PAPER_ABLATION
 from jlade.generation.difference import Difference
@@ -47,7 +48,7 @@ def test_table_2_samples_in_the_papers_way_and_coupled():
 def test_the_paper_is_compared_with_the_row_that_samples_in_its_way():
     names = ["plain:t=1", "15,5,15:t=1", "15,5,15:rejection:t=1", "15,5,15:rejection:greedy-window:t=1"]
     results = {name: of(name, 1 + i / 10) for i, name in enumerate(names)}
-    table = paper_comparison.table(run(), {"table2": results})
+    table = paper.numbers_table(run(), {"table2": results})
     assert [row[-1] for row in table.rows if "Algorithm 4" in row[0]] == ["1.30"]
 
 
@@ -111,3 +112,43 @@ def test_exactness_and_the_answers_that_differ():
         ["15, 5, 15, bfloat16", "code 2", "1", "1", "0.5"],
     ]
     assert paper.divergences_table({"plain": results["plain"]}) is None
+
+
+RESULTS = {
+    "methods": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
+    "figure5": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
+    "figure6-7": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
+    "figure8": {"plain": of("plain", 1.0)}
+    | {str(each): of(each, 1 + each.setting.window_size / 20) for each in scaling.window_methods()},
+    "table2": {
+        name: of(name, s) for name, s in (("plain", 1), ("15,5,15", 1.7), ("15,5,15:rejection:greedy-window:t=1", 1.6))
+    },
+    "table3": {str(method): of(method, 1 + i / 10) for i, method in enumerate(paper.ablation_methods())},
+    "jacobi": {"plain": of("plain", 1.0)} | {str(each): of(each, 1.1) for each in drafting.jacobi_methods()},
+    "exactness": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
+}
+
+
+@pytest.mark.slow
+def test_the_numbers_of_a_run_stand_beside_those_of_the_paper():
+    table = paper.numbers_table(run(), RESULTS)
+    found = {(row[0], row[1]): row[3:] for row in table.texts()}
+    assert found["Figure 5", "speedup of lookahead decoding"] == ["1.5x to 2.3x", "2.00x"]
+    assert found["Table 2", "tokens per step, greedy"] == ["1.72", "1.70"]
+    assert found["Table 2, Algorithm 4", "tokens per step at temperature 1, by rejection"] == ["1.64", "1.60"]
+    assert found["Table 3, row 9", "tokens per step"] == ["2.05", "1.80"]
+    assert found["Section 2, Algorithm 1", "tokens per step of Jacobi decoding"][1] == "1.10"
+    assert found["Appendix E", "answers of plain decoding in float32"][1] == "100% identical"
+    pipeline = found["Figures 6, 7", "speedup of pipeline parallelism without lookahead"]
+    assert pipeline == ["0.75x to 0.82x", "1.00x (estimated)"]
+    a100, rtx3090 = (found["Figure 8", f"speedup on an {name}"][1] for name in ("A100", "RTX 3090"))
+    assert a100.endswith("x (estimated)")
+    assert float(a100.split("x")[0]) > float(rtx3090.split("x")[0]) > 1
+    assert ("Table 4", "good W and N of a 7B model") not in found, "it was not measured"
+    assert "the model is tiny" in table.note
+    assert paper.numbers_table(run(), {}) is None
+    assert "Table 3, row 9" not in rows(paper.numbers_table(run(), RESULTS | {"table3": {"plain": of("plain", 1.0)}}))
+
+
+def test_every_experiment_of_the_paper_has_a_number():
+    assert {entry.experiment for entry in paper.ENTRIES} == EXPERIMENTS.keys() - {"pool"}

@@ -14,7 +14,7 @@ import jlade
 from jlade import LookaheadConfig, NGramConfig
 from jlade.cli.terminal import STEP_STYLES
 from jlade.config import PLAIN
-from jlade.evaluation import trace as trace_lib
+from jlade.evaluation import trace
 from jlade.evaluation.trace import NGram
 from jlade.lookahead import adaptive, block
 from tests import reference
@@ -37,7 +37,7 @@ SETTINGS = [
 
 def traced(seed=0, prompt=PROMPT, **options):
     options = {"max_new_tokens": 40, "tokenizer": tiny_tokenizer(), **options}
-    return trace_lib.trace(tiny_llama(seed), prompt, **options)
+    return trace.trace(tiny_llama(seed), prompt, **options)
 
 
 def has(pool, ngram):
@@ -126,12 +126,12 @@ def test_what_the_table_learned_is_the_difference_between_states():
             assert table.get(entry.token, entry.before) == entry.before != entry.best
             table[entry.token] = entry.best
     assert len(table) > 3
-    assert all(len(best) == trace_lib.BEST for best in table.values())
+    assert all(len(best) == trace.BEST for best in table.values())
 
 
 @pytest.mark.slow
 def test_auto_shows_a_window_and_a_tree():
-    assert traced(lookahead="auto", max_new_tokens=2).lookahead == trace_lib.WINDOW_AND_TREE
+    assert traced(lookahead="auto", max_new_tokens=2).lookahead == trace.WINDOW_AND_TREE
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_a_mesh_changes_nothing():
 def test_adaptive_steps_have_the_levels_of_their_pace():
     lookahead = LookaheadConfig.paper(3, 4, 3, relative_step_time=9.0)
     params = tiny_llama(2, max_positions=300)
-    found = trace_lib.trace(params, [1, 2, 3], tokenizer=tiny_tokenizer(), max_new_tokens=120, lookahead=lookahead)
+    found = trace.trace(params, [1, 2, 3], tokenizer=tiny_tokenizer(), max_new_tokens=120, lookahead=lookahead)
     costs = adaptive.costs(dataclasses.replace(lookahead, relative_step_time=9.0)).tolist()
     assert [s.level for s in found.steps] == levels_of([len(s.accepted) for s in found.steps], costs)
     assert {s.level for s in found.steps} == {0, 1, 2}
@@ -182,7 +182,7 @@ def test_texts_and_names(demo):
     params, tokenizer = demo
     prompt = 'name = "漢字é </s>"  # '
     options = {"tokenizer": tokenizer, "max_new_tokens": 12, "lookahead": PLAIN}
-    found = trace_lib.trace(params, prompt, **options)
+    found = trace.trace(params, prompt, **options)
     out = jlade.generate(params, prompt, **options)
     assert "".join(found.texts[found.prompt_length :]) == out.text[0]
     assert "".join(found.texts[: found.prompt_length]) == prompt.replace("</s>", "")
@@ -223,7 +223,7 @@ def data_of(page):
 def test_the_page_has_the_trace_and_the_masks():
     lookahead = LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0)
     found = traced(lookahead=lookahead)
-    data = data_of(trace_lib.page(found))
+    data = data_of(trace.page(found))
     expected = json.loads(json.dumps(dataclasses.asdict(found)))
     assert data.items() >= expected.items()
     for setting, built in zip(adaptive.settings(found.lookahead), data["blocks"], strict=True):
@@ -238,18 +238,18 @@ def test_the_page_has_the_trace_and_the_masks():
 def test_text_cannot_leave_the_data():
     token = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> TRACE_DATA \u2028"
     found = traced(max_new_tokens=1)
-    page = trace_lib.page(dataclasses.replace(found, texts=[token] * len(found.tokens)))
+    page = trace.page(dataclasses.replace(found, texts=[token] * len(found.tokens)))
     assert set(data_of(page)["texts"]) == {token}
     assert page.count("<script") == page.count("</script>") == 2
 
 
 def test_settings_have_names():
-    names = [trace_lib.describe(lookahead)[0] for lookahead in SETTINGS]
+    names = [trace.describe(lookahead)[0] for lookahead in SETTINGS]
     assert names[:2] == ["Lookahead decoding"] * 2
     assert names[2:6] == ["Jacobi decoding", "Prompt lookup", "Decoding with a window alone", "Plain decoding"]
     assert names[6:] == ["Lookahead decoding with a tree", "Decoding with a tree"]
 
 
 def test_the_page_has_as_many_colours_as_the_command():
-    colours = re.findall(r"--step-(\d):", trace_lib.TEMPLATE.read_text(encoding="utf-8"))
+    colours = re.findall(r"--step-(\d):", trace.TEMPLATE.read_text(encoding="utf-8"))
     assert [int(colour) for colour in colours] == 2 * list(range(len(STEP_STYLES)))

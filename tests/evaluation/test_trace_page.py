@@ -9,13 +9,13 @@ import pytest
 
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
-from jlade.evaluation import trace as trace_lib
+from jlade.evaluation import trace
 from jlade.lookahead import block
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 pytestmark = pytest.mark.slow  # a browser
 LOOKAHEAD = LookaheadConfig.paper(5, 4, 5)
-TREE = trace_lib.WINDOW_AND_TREE
+TREE = trace.WINDOW_AND_TREE
 MARKS = str.maketrans({" ": "·", "\n": "↵"})
 
 
@@ -24,7 +24,7 @@ def found(demo, request):
     """A trace of the demo model."""
     params, tokenizer = demo
     prompt = "def read_config(path):\n    # </script><b>\n"
-    found = trace_lib.trace(params, prompt, tokenizer=tokenizer, max_new_tokens=48, lookahead=request.param)
+    found = trace.trace(params, prompt, tokenizer=tokenizer, max_new_tokens=48, lookahead=request.param)
     markup = "</script><script>undefined()</script><img src=x onerror=undefined()>"  # a token might be like that
     return dataclasses.replace(found, texts=[markup, *found.texts[1:]], names=found.names | {found.tokens[-1]: markup})
 
@@ -36,7 +36,7 @@ def file(found, tmp_path):
 
 def written(found, directory):
     path = directory / "trace.html"
-    path.write_text(trace_lib.page(found), encoding="utf-8")
+    path.write_text(trace.page(found), encoding="utf-8")
     return path
 
 
@@ -181,11 +181,11 @@ def test_colours_follow_the_system(file, open_page):
 )
 def test_other_settings(lookahead, panels, tmp_path, open_page):
     options = {"tokenizer": tiny_tokenizer(), "max_new_tokens": 36, "eos_ids": (), "lookahead": lookahead}
-    path = written(trace_lib.trace(tiny_llama(2), [1, 2, 3], **options), tmp_path)
+    path = written(trace.trace(tiny_llama(2), [1, 2, 3], **options), tmp_path)
     opened = open_page(path, 390)
     headings = opened.page.locator("h2:visible").evaluate_all("all => all.map(one => one.id)")
     assert headings == [f"{panel}-title" for panel in panels]
-    assert trace_lib.describe(lookahead)[1] in opened.page.locator("#description").inner_text()
+    assert trace.describe(lookahead)[1] in opened.page.locator("#description").inner_text()
     for key in ("ArrowRight", "End"):
         opened.page.keyboard.press(key)
         assert not opened.overflows()

@@ -8,19 +8,13 @@ from typing import Any, NamedTuple
 
 
 class Fault(NamedTuple):
-    """A fault, and where to look for it.
+    """A fault, and where to look for it."""
 
-    Attributes:
-      text: what is wrong.
-      target: the dotted path of a function, a method, a class method or a property.
-      wrong: takes the right function, that of a property or a class method too, and returns the wrong one.
-      tests: files or functions of the suite, of which one at least must fail.
-    """
-
-    text: str
-    target: str
+    text: str  # what is wrong
+    target: str  # the dotted path of a function, a method, a class method or a property
+    # From the right function, that of a property or a class method too, to the wrong one.
     wrong: Callable[[Any], Callable[..., Any]]
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # files or functions of the suite, of which one at least must fail
 
     def place(self) -> tuple[Any, str, Any]:
         """Returns the module or the class that has the target, its name there, and what it is there."""

@@ -34,18 +34,12 @@ Settings = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """A matrix in a format.
+    """A matrix in a format."""
 
-    Attributes:
-      tensors: by the ends of their names.
-      numbers: the settings that vary, with their values.
-      config: returns the settings of the quantization in config.json.
-      values: returns the matrix [out, in] by the definition, None if the tensors do not have the shapes for it.
-    """
-
-    tensors: dict[str, np.ndarray]
-    numbers: Settings
-    config: Callable[[Settings], Settings]
+    tensors: dict[str, np.ndarray]  # by the ends of their names
+    numbers: Settings  # those that vary, with their values
+    config: Callable[[Settings], Settings]  # returns the settings of the quantization in config.json
+    # The matrix [out, in] by the definition, None if the tensors do not have the shapes for it.
     values: Callable[[Settings], np.ndarray | None]
 
 

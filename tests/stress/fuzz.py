@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def main() -> None:
     if options.in_process:
         run(options.formats[0], options.inputs, options.seed, options.faults)
         return
-    for name in options.formats or _names():
+    for name in options.formats or importlib.import_module("tests.hostile").FORMATS:
         record = supervise(name, options)
         known = json.loads(options.output.read_text()) if options.output.exists() else {"formats": {}}
         known |= provenance() | {"versions": {package: importlib.metadata.version(package) for package in VERSIONS}}
@@ -100,7 +101,7 @@ def run(name: str, inputs: int, seed: int, faults: pathlib.Path) -> None:
         os.environ["XDG_CACHE_HOME"] = scratch
         form.write(directory)
         expected = form.read(directory)
-        _limit_memory()
+        resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + MEMORY, resource.RLIM_INFINITY))
         number = 0
 
         @hypothesis.seed(seed)
@@ -147,16 +148,6 @@ def _added(earlier: dict[str, Any] | None, record: dict[str, Any]) -> dict[str, 
     largest = {name: max(earlier[name], record[name]) for name in ("slowest_seconds", "largest_growth_mib")}
     sums = {name: earlier[name] + record[name] for name in ("inputs", "seconds")}
     return {"inputs": sums.pop("inputs"), "outcomes": dict(counts.most_common())} | largest | sums
-
-
-def _names() -> list[str]:
-    return list(importlib.import_module("tests.hostile").FORMATS)
-
-
-def _limit_memory() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + MEMORY, resource.RLIM_INFINITY))
 
 
 def _reset_peak() -> int:

@@ -39,12 +39,12 @@ import safetensors
 import jlade
 from benchmarks import report
 from jlade import cli
-from jlade.cli.arguments import DEMO
 from jlade.costs import choice
 from jlade.costs.choice import SettingKey
 from jlade.costs.learned import Learned, Times
 from jlade.drafts.pool import NGramPool
 from jlade.evaluation import runs
+from tests.tiny import save_small_demo
 
 BLOCK = 4096  # bytes of a file system
 DISK = 2**26  # bytes
@@ -52,17 +52,12 @@ BALLAST = "ballast"
 
 
 class Job(NamedTuple):
-    """A job that writes into a directory.
+    """A job that writes into a directory."""
 
-    Attributes:
-      run: does it, and returns the exit status.
-      result: returns what a finished job has written, less what varies from run to run. Raises if it is not whole.
-      target: the file or directory with the result, or "" if it may lack parts until the job is done.
-    """
-
-    run: Callable[[Path], int]
+    run: Callable[[Path], int]  # returns the exit status
+    # What a finished job has written, less what varies from run to run. Raises if it is not whole.
     result: Callable[[Path], Any]
-    target: str = ""
+    target: str = ""  # the file or directory with the result, or "" if it may lack parts until the job is done
 
 
 def main() -> None:
@@ -96,7 +91,7 @@ def prepare(directory: Path) -> None:
     """Writes the model and the prompts of the jobs: the demo model's first layer, for short times."""
     jax.config.update("jax_compilation_cache_dir", str(directory / "programs"))
     os.environ["MPLCONFIGDIR"] = str(directory / "matplotlib")  # its list of fonts, which it makes anew if it is broken
-    run = begun(lambda place: save_first_layer(place / "model"), directory)  # in a process of its own, as it needs JAX
+    run = begun(save_model, directory)  # in a process of its own, as it needs JAX
     assert run.wait() == 0, run.messages()
     prompts = [f"import module_{number}" for number in range(16)]
     (directory / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
@@ -106,12 +101,8 @@ def prepare(directory: Path) -> None:
     (directory / "records.jsonl").write_text("\n".join(records), encoding="utf-8")
 
 
-def save_first_layer(directory: Path) -> int:
-    params, _ = jlade.demo(dtype="bfloat16")
-    config = dataclasses.replace(params.config, num_layers=1)
-    jlade.conversion.save_hf(dataclasses.replace(params, layers=params.layers[:1], config=config), directory)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(DEMO / name, directory / name)
+def save_model(directory: Path) -> int:
+    save_small_demo(directory / "model")
     return 0
 
 
@@ -256,13 +247,14 @@ def mounted(place: Path, room: int) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def command(*words: str) -> Callable[[Path], int]:
-    """Returns a run of a command on a directory, `{}` in its words; the model lies in `{0.parent.parent}`."""
+def command(line: str) -> Callable[[Path], int]:
+    """Returns a run of a command on a directory, `{place}` in its line; the model lies in `{top}`."""
+    words = line.split()
 
     def run(place: Path) -> int:
         if words[0] == "convert" and (place / "new").exists():
             return 0  # the command would say so
-        return cli.main([word.format(place) for word in words])
+        return cli.main([word.format(place=place, top=place.parent.parent) for word in words])
 
     return run
 
@@ -337,68 +329,24 @@ def learned_costs(place: Path) -> Any:
 
 SAVES = 20
 KEY = SettingKey("1 x made (cpu)", "made", 1)
-SHORT = ("--max-new-tokens", "8", "--lookahead", "tree=7")
+MODEL = "--model {top}/model"
+SHORT = f"{MODEL} --max-new-tokens 8 --lookahead tree=7"
 JOBS = {
-    "convert": Job(command("convert", "{0.parent.parent}/model", "{}/new"), converted, "new"),
-    "convert-hf": Job(command("convert", "{0.parent.parent}/model", "{}/new", "--to", "hf"), converted, "new"),
+    "convert": Job(command("convert {top}/model {place}/new"), converted, "new"),
+    "convert-hf": Job(command("convert {top}/model {place}/new --to hf"), converted, "new"),
     "generate": Job(
-        command(
-            "generate",
-            "{0.parent.parent}/prompts.txt",
-            "--lines",
-            *SHORT,
-            "--model",
-            "{0.parent.parent}/model",
-            "--output",
-            "{}/a.jsonl",
-        ),
+        command(f"generate {{top}}/prompts.txt --lines {SHORT} --output {{place}}/a.jsonl"),
         lambda place: digests(place, "a.jsonl"),
     ),
     "records": Job(
-        command(
-            "generate",
-            "{0.parent.parent}/records.jsonl",
-            "--batch-size",
-            "2",
-            *SHORT,
-            "--model",
-            "{0.parent.parent}/model",
-            "--output",
-            "{}/a.jsonl",
-        ),
+        command(f"generate {{top}}/records.jsonl --batch-size 2 {SHORT} --output {{place}}/a.jsonl"),
         lambda place: digests(place, "a.jsonl"),
     ),
     "bench": Job(
-        command(
-            "bench",
-            "--methods",
-            "plain",
-            "4,4,3:warm",
-            "--limit",
-            "2",
-            "--max-new-tokens",
-            "6",
-            "--model",
-            "{0.parent.parent}/model",
-            "--output",
-            "{}/out",
-        ),
+        command(f"bench --methods plain 4,4,3:warm --limit 2 --max-new-tokens 6 {MODEL} --output {{place}}/out"),
         benched,
     ),
-    "tune": Job(
-        command(
-            "tune",
-            "--settings",
-            "tree=7",
-            "--max-new-tokens",
-            "16",
-            "--model",
-            "{0.parent.parent}/model",
-            "--plot",
-            "{}/tune.svg",
-        ),
-        tuned,
-    ),
+    "tune": Job(command(f"tune --settings tree=7 --max-new-tokens 16 {MODEL} --plot {{place}}/tune.svg"), tuned),
     "pool": Job(save_pools, saved_pool),
     "settings": Job(save_settings, saved_setting),
     "costs": Job(learn, learned_costs),

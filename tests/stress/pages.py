@@ -8,7 +8,6 @@ ones those of plain decoding with their keys. In the end no page may be held.
 """
 
 import collections
-import json
 import random
 import time
 from typing import Any
@@ -19,7 +18,7 @@ import jlade
 from benchmarks import report
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.engine.running import Running
-from tests.stress.soak import GOLDEN, held
+from tests.stress.soak import golden_texts, held, sampled_text
 
 MOST = 256  # tokens of a recorded text
 SAMPLED = 64  # of a sampled one
@@ -38,15 +37,12 @@ class Draw:
 
     def __init__(self, params: Any, seed: int = 0):
         self._random = random.Random(seed)
-        lines = (GOLDEN / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-        greedy = json.loads((GOLDEN / "greedy.json").read_text(encoding="utf-8"))
-        self._golden = [(prompt["ids"], greedy[prompt["id"]]) for prompt in map(json.loads, lines)]
-        self._sampled = {}
-        for seed in range(SEEDS):
-            for index, (prompt, _) in enumerate(self._golden):
-                options: Any = {"sampling": SAMPLING, "key": jax.random.key(seed), "eos_ids": ()}
-                out = jlade.generate(params, prompt, max_new_tokens=SAMPLED, lookahead=None, **options)
-                self._sampled[index, seed] = out.tokens[0].tolist()
+        self._golden = golden_texts()
+        self._sampled = {
+            (index, seed): sampled_text(params, prompt, SAMPLING, seed, SAMPLED)
+            for seed in range(SEEDS)
+            for index, (prompt, _) in enumerate(self._golden)
+        }
 
     def submit(self, engine: jlade.Engine) -> tuple[jlade.Request, list[int]]:
         """Submits a request, and returns it with its text."""

@@ -35,23 +35,14 @@ END = "</s>"  # of the demo model's texts
 
 
 class Suite(NamedTuple):
-    """Tests of another project.
+    """Tests of another project."""
 
-    Attributes:
-      model: the server's name of its model, so that fewer names are replaced.
-      files: that are run.
-      replaced: patterns, and what stands for them, in each Python file of `tests`.
-      environment: of the tests; {port} and {url} are those of the server.
-      tests: the folder of the tests in that of the suite.
-      key: of the server; empty for one without keys.
-    """
-
-    model: str
-    files: tuple[str, ...]
-    replaced: dict[str, str]
-    environment: dict[str, str]
-    tests: str = "."
-    key: str = ""
+    model: str  # the server's name of its model, so that fewer names are replaced
+    files: tuple[str, ...]  # that are run
+    replaced: dict[str, str]  # patterns, and what stands for them, in each Python file of `tests`
+    environment: dict[str, str]  # of the tests; {port} and {url} are those of the server
+    tests: str = "."  # the folder of the tests in that of the suite
+    key: str = ""  # of the server; empty for one without keys
 
 
 def _model(name: str) -> dict[str, str]:

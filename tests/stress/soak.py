@@ -30,7 +30,6 @@ from benchmarks import report
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.generation import memory
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 ADAPTIVE = LookaheadConfig.tree(7, relative_step_time=1.5)
 SETTINGS = "auto", None, LookaheadConfig.paper(4, 3, 2), ADAPTIVE
 SAMPLINGS = SamplingConfig(temperature=0.8), SamplingConfig(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
@@ -42,23 +41,21 @@ PARTS = 20  # measurements of memory
 
 @dataclasses.dataclass(frozen=True)
 class Soak:
-    """The model, its texts, and an engine that stays open.
-
-    Attributes:
-      golden: prompts, each with its greedy text, in tokens.
-      sampled: the texts of plain decoding, by prompt, sampling and seed.
-      settings: of generations; the last one is that of streams and stop strings.
-    """
+    """The model, its texts, and an engine that stays open."""
 
     params: Any
     tokenizer: Any
-    golden: list[tuple[list[int], list[int]]]
-    sampled: dict[tuple[int, int, int], list[int]]
-    settings: Sequence[Any]
+    golden: list[tuple[list[int], list[int]]]  # prompts, each with its greedy text, in tokens
+    sampled: dict[tuple[int, int, int], list[int]]  # texts of plain decoding, by prompt, sampling and seed
+    settings: Sequence[Any]  # of generations; the last one is that of streams and stop strings
     engine: jlade.Engine
 
     def generate(self, prompt: Any, **options: Any) -> jlade.Generation:
         return jlade.generate(self.params, prompt, eos_ids=(), learn=False, **options)
+
+    def _stream(self, prompt: list[int]) -> Iterator[jlade.Piece]:
+        options: Any = {"max_new_tokens": MOST, "lookahead": self.settings[-1], "eos_ids": (), "learn": False}
+        return jlade.stream(self.params, prompt, **options)
 
     def single(self, draw: random.Random) -> None:
         (prompt, text), number = draw.choice(self.golden), draw.randint(FEWEST, MOST)
@@ -107,22 +104,17 @@ class Soak:
     def stream(self, draw: random.Random) -> None:
         """Leaves the stream after some pieces."""
         (prompt, text), pieces = draw.choice(self.golden), draw.randint(1, 12)
-        options: Any = {"max_new_tokens": MOST, "lookahead": self.settings[-1], "eos_ids": (), "learn": False}
         found: list[int] = []
-        for piece in jlade.stream(self.params, prompt, **options):
+        for piece in itertools.islice(self._stream(prompt), pieces):
             found += piece.tokens.tolist()
-            pieces -= 1
-            if not pieces:
-                break
         check(np.array(found), text[: len(found)])
 
     def interrupt(self, draw: random.Random) -> None:
         """Presses Ctrl-C during the stream."""
         (prompt, text), after = draw.choice(self.golden), draw.random() * 0.03
-        options: Any = {"max_new_tokens": MOST, "lookahead": self.settings[-1], "eos_ids": (), "learn": False}
         found: list[int] = []
         with interrupted(after):
-            for piece in jlade.stream(self.params, prompt, **options):
+            for piece in self._stream(prompt):
                 found += piece.tokens.tolist()
         check(np.array(found), text[: len(found)])
 
@@ -186,21 +178,32 @@ def opened(
     params: Any, tokenizer: Any, golden: list[tuple[list[int], list[int]]], settings: Sequence[Any], **engine: Any
 ) -> Iterator[Soak]:
     """Yields a soak with an engine of these options."""
-    sampled = {}
-    for index, sampling, seed in itertools.product(range(len(golden)), range(len(SAMPLINGS)), range(SEEDS)):
-        options: Any = {"sampling": SAMPLINGS[sampling], "key": jax.random.key(seed), "eos_ids": ()}
-        out = jlade.generate(params, golden[index][0], max_new_tokens=MOST, lookahead=None, **options)
-        sampled[index, sampling, seed] = out.tokens[0].tolist()
+    sampled = {
+        (index, sampling, seed): sampled_text(params, golden[index][0], SAMPLINGS[sampling], seed, MOST)
+        for index, sampling, seed in itertools.product(range(len(golden)), range(len(SAMPLINGS)), range(SEEDS))
+    }
     with jlade.Engine(params, **engine) as running:
         yield Soak(params, tokenizer, golden, sampled, settings, running)
 
 
+def golden_texts() -> list[tuple[list[int], list[int]]]:
+    """Returns the recorded prompts for the demo model, each with the greedy text that transformers wrote."""
+    greedy = json.loads(report.DEMO_PROMPTS.with_name("greedy.json").read_text(encoding="utf-8"))
+    return [(prompt["ids"], greedy[prompt["id"]]) for prompt in report.read_lines(report.DEMO_PROMPTS)]
+
+
+def sampled_text(params: Any, prompt: list[int], sampling: SamplingConfig, seed: int, number: int) -> list[int]:
+    """Returns a number of tokens that plain decoding samples."""
+    options: Any = {"sampling": sampling, "key": jax.random.key(seed), "eos_ids": ()}
+    tokens: list[int] = (
+        jlade.generate(params, prompt, max_new_tokens=number, lookahead=None, **options).tokens[0].tolist()
+    )
+    return tokens
+
+
 def demo() -> contextlib.AbstractContextManager[Soak]:
     """Returns the soak of the demo model, with the texts that transformers wrote."""
-    lines = (GOLDEN / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    greedy = json.loads((GOLDEN / "greedy.json").read_text(encoding="utf-8"))
-    golden = [(prompt["ids"], greedy[prompt["id"]]) for prompt in map(json.loads, lines)]
-    return opened(*jlade.demo(), golden, SETTINGS, max_sequences=4, capacity=1024, prefix_memory=1 << 25)
+    return opened(*jlade.demo(), golden_texts(), SETTINGS, max_sequences=4, capacity=1024, prefix_memory=1 << 25)
 
 
 def run(soak: Soak, number: int, seed: int = 0) -> collections.Counter[str]:
