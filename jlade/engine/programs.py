@@ -22,7 +22,6 @@ from jlade.engine.width import Width
 from jlade.generation import programs as programs_lib
 from jlade.generation.programs import Facts
 from jlade.generation.prompts import HostArray
-from jlade.lookahead import adaptive
 from jlade.models.base import Params
 
 # All widths; with rows that read; plain, without drafts
@@ -134,7 +133,7 @@ class Programs:
             order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
             if self._beside:
                 order += [self.fastest(size, each, "reading") for size in sizes for each in kinds]
-            if adaptive.has_forecast(self._config.lookahead):
+            if self._config.lookahead.has_forecast:
                 order += [Steps(size, each, "rest") for size in sizes for each in self._controls["rest"]]
             order += [Others(size, "prefixes") for size in sizes]
         self._left = tuple(dict.fromkeys([*order, Others(least[0], "scores")]))

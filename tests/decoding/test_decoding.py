@@ -448,7 +448,7 @@ def test_other_costs_of_a_step_compile_nothing(caplog):
     params = tiny_llama(3)
     for cost in (1.5, 2.5, 40.0):
         caplog.clear()
-        lookahead = LookaheadConfig.paper(4, 4, 3, relative_step_time=cost)
+        lookahead = LookaheadConfig.tree(7, relative_step_time=cost)
         with jax.log_compiles():
             jlade.generate(params, [1, 2, 3], max_new_tokens=20, lookahead=lookahead)
         assert (cost == 1.5) == any("Compiling" in record.message for record in caplog.records)
@@ -459,7 +459,7 @@ def test_a_program_holds_no_step_cost():
     with pytest.raises(
         ValueError, match=r"lookahead\.relative_step_time must be None in a DecodeConfig, got 1\.5: pass Inputs\.costs"
     ):
-        jlade.DecodeConfig(tiny_llama().decoder, LookaheadConfig.paper(relative_step_time=1.5))
+        jlade.DecodeConfig(tiny_llama().decoder, LookaheadConfig(relative_step_time=1.5))
 
 
 @pytest.mark.slow

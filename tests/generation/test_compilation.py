@@ -30,7 +30,7 @@ def sampling(**controls):
 
 
 def paced(relative_step_time):
-    return {"lookahead": dataclasses.replace(PAPER, relative_step_time=relative_step_time)}
+    return {"lookahead": dataclasses.replace(SUFFIX, relative_step_time=relative_step_time)}
 
 
 CHANGES = {
