@@ -45,7 +45,7 @@ SETTINGS = {
     "plain": PLAIN,
     "0,8,1": LookaheadConfig.paper(0, 8, 1),
     "15,5,15": LookaheadConfig.paper(15, 5, 15),
-    "15,5,15 adaptive": LookaheadConfig.paper(15, 5, 15, relative_step_time=1.4),
+    "tree=7 adaptive": LookaheadConfig.tree(7, relative_step_time=1.4),
 }
 PROMPT = "def read_config(path):\n"
 PROMPTS = ("def read_config(path):", "import argparse", "The library reads files of several formats.")

@@ -39,7 +39,7 @@ SETTINGS = [
     LookaheadConfig.paper(10, 2, 10),
     LookaheadConfig.paper(0, 5, 10),
     # More than the tokens per step of these texts, so that steps become narrower.
-    LookaheadConfig.paper(15, 5, 15, relative_step_time=3.0),
+    LookaheadConfig.tree(63, relative_step_time=3.0),
 ]
 EXACT = "float32, exact products"
 PRECISIONS = {EXACT: ("float32", "highest"), "float32": ("float32", "default"), "bfloat16": ("bfloat16", "default")}

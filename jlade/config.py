@@ -110,11 +110,11 @@ class LookaheadConfig:
       relative_step_time: the time of a step divided by that of a plain one, as `jlade.tune` measures it; above 0. It
         makes decoding adaptive: steps are narrower where a wide one does not pay (`jlade.lookahead.adaptive`). The
         sequences of a batch fall back together. The text is the same; with "rejection" it has the same distribution.
-        None never falls back.
+        None never falls back. Only a tree without a window takes it: its drafts forecast what a step accepts.
 
     Raises:
-      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, or when the
-        block would exceed `MAX_BLOCK_SIZE` tokens.
+      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, when the
+        block would exceed `MAX_BLOCK_SIZE` tokens, or when `relative_step_time` does not fit the drafts.
     """
 
     drafts: TreeConfig | NGramConfig = dataclasses.field(default_factory=TreeConfig)
@@ -171,7 +171,6 @@ class LookaheadConfig:
         window_draw: WindowDraw = "coupled",
         window_advance: WindowAdvance = "step",
         verification: Verification = "coupled",
-        relative_step_time: float | None = None,
     ) -> Self:
         """Returns a setting of the paper: a window, and the n-grams of its pool side by side.
 
@@ -180,7 +179,7 @@ class LookaheadConfig:
         Args:
           window_size, ngram_size, guess_set_size: W, N and G. A step accepts at most N tokens.
           pool_from_prompt, window_draw, window_advance: see `NGramConfig`.
-          verification, relative_step_time: see `LookaheadConfig`.
+          verification: see `LookaheadConfig`.
         """
         drafts = NGramConfig(
             window_size,
@@ -190,7 +189,7 @@ class LookaheadConfig:
             window_draw=window_draw,
             window_advance=window_advance,
         )
-        return cls(drafts=drafts, verification=verification, relative_step_time=relative_step_time)
+        return cls(drafts=drafts, verification=verification)
 
     @classmethod
     def preset(cls, kind: Literal["code", "prose", "creative"]) -> Self:
@@ -207,12 +206,19 @@ class LookaheadConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the setting that `dataclasses.asdict` made a dictionary of, also after JSON."""
-        drafts = fields["drafts"]
+        """Returns the setting that `dataclasses.asdict` made a dictionary of, also after JSON.
+
+        A `relative_step_time` of drafts that do not take it, as earlier versions stored it, is left out.
+        """
+        drafts: Any = fields["drafts"]
         if "ngram_size" in drafts:
-            return cls(**{**fields, "drafts": NGramConfig(**drafts)})
-        ngrams = None if drafts["ngrams"] is None else NGramConfig(**drafts["ngrams"])
-        return cls(**{**fields, "drafts": TreeConfig(**{**drafts, "ngrams": ngrams})})
+            drafts = NGramConfig(**drafts)
+        else:
+            ngrams = None if drafts["ngrams"] is None else NGramConfig(**drafts["ngrams"])
+            drafts = TreeConfig(**{**drafts, "ngrams": ngrams})
+        if not _has_forecast(drafts):
+            fields = {**fields, "relative_step_time": None}
+        return cls(**{**fields, "drafts": drafts})
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafts, TreeConfig | NGramConfig):
@@ -221,6 +227,12 @@ class LookaheadConfig:
         if self.relative_step_time is not None:
             accepted_cost = "a number above 0, or None"
             _check_number("relative_step_time", self.relative_step_time, accepted_cost, lambda x: x > 0)
+            if not self.has_forecast:
+                raise ArgumentValueError(
+                    "relative_step_time",
+                    "must be None without a tree or with a window, which have no forecast of the tokens that a step "
+                    f"accepts, got {self.relative_step_time}",
+                )
         if self.block_size > MAX_BLOCK_SIZE:
             sizes = f"window_size={self.window_size}, ngram_size={self.ngram_size}, "
             if self.has_tree:
@@ -233,6 +245,11 @@ class LookaheadConfig:
     def has_tree(self) -> bool:
         """Whether the drafts are a tree. Otherwise they are n-grams side by side."""
         return isinstance(self.drafts, TreeConfig)
+
+    @property
+    def has_forecast(self) -> bool:
+        """Whether the drafts tell how many tokens a step accepts: a window would also be of use to later steps."""
+        return _has_forecast(self.drafts)
 
     @property
     def ngrams(self) -> NGramConfig:
@@ -276,6 +293,10 @@ class LookaheadConfig:
     def max_accepted(self) -> int:
         """Most tokens that one step can accept: a whole draft and the token after it."""
         return min(max(self.reach.values(), default=0), self.num_drafted) + 1
+
+
+def _has_forecast(drafts: TreeConfig | NGramConfig) -> bool:
+    return isinstance(drafts, TreeConfig) and (drafts.ngrams is None or drafts.ngrams.window_size == 0)
 
 
 def _check_way(name: str, way: Any, accepted: tuple[str, ...]) -> None:

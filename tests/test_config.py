@@ -26,7 +26,7 @@ GIVEN = {
     "verification": "rejection",
     "relative_step_time": 1.5,
     "sources": ("suffix",),
-    "ngrams": NGramConfig(3, 4, 5),
+    "ngrams": NGramConfig(0, 4, 5),
     "pool_from_prompt": False,
     "window_draw": "greedy",
     "window_advance": "token",
@@ -36,7 +36,7 @@ GIVEN = {
 @pytest.mark.parametrize(
     ("make", "of_setting", "of_drafts"),
     [
-        (LookaheadConfig.paper, [*GIVEN][:2], [*GIVEN][4:]),
+        (LookaheadConfig.paper, [*GIVEN][:1], [*GIVEN][4:]),
         (functools.partial(LookaheadConfig.tree, 7), [*GIVEN][:2], [*GIVEN][2:4]),
         (LookaheadConfig.jacobi, [*GIVEN][:2], []),
     ],
@@ -53,13 +53,26 @@ def test_every_argument_has_its_place_in_the_setting(make, of_setting, of_drafts
     "setting",
     [
         LookaheadConfig(),
-        LookaheadConfig.paper(7, 3, 7, window_draw="greedy", verification="rejection", relative_step_time=1.5),
+        LookaheadConfig.paper(7, 3, 7, window_draw="greedy", verification="rejection"),
         LookaheadConfig.tree(9, sources=("suffix", "chain"), ngrams=NGramConfig(2, 3, 4, pool_from_prompt=False)),
+        LookaheadConfig.tree(9, ngrams=NGramConfig(0, 3, 4), relative_step_time=1.5),
     ],
-    ids=["tree", "paper", "both"],
+    ids=["tree", "paper", "both", "adaptive"],
 )
 def test_settings_go_through_json(setting):
     assert LookaheadConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(setting)))) == setting
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [PLAIN, LookaheadConfig.paper(0, 3, 1), LookaheadConfig.tree(9, ngrams=NGramConfig(2, 3, 4))],
+    ids=["plain", "prompt lookup", "both"],
+)
+def test_only_a_tree_without_a_window_is_adaptive(setting):
+    with pytest.raises(ValueError, match=r"relative_step_time must be None without a tree or with a window.*got 1\.5"):
+        dataclasses.replace(setting, relative_step_time=1.5)
+    stored = dataclasses.asdict(setting) | {"relative_step_time": 1.5}
+    assert LookaheadConfig.from_dict(stored) == setting, "as earlier versions stored it"
 
 
 def test_a_tree_has_no_ngrams_without_window_and_pool():

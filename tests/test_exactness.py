@@ -21,8 +21,7 @@ SOME_PROMPTS = [
     slow(LookaheadConfig()),
     slow(LookaheadConfig.tree(80, ngrams=NGramConfig(10, 5, 10))),
     slow(LookaheadConfig.tree(7, relative_step_time=1.5)),
-    # More than some texts repay, so that steps become narrower.
-    slow(LookaheadConfig.paper(3, 8, 12, relative_step_time=3.5)),
+    slow(LookaheadConfig.paper(3, 8, 12)),
 ]
 
 

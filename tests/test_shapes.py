@@ -176,7 +176,7 @@ def test_results_have_their_shapes():
 
 
 def test_arguments_and_states_have_their_shapes():
-    lookahead = LookaheadConfig.tree(8, ngrams=NGramConfig(4, 3, 5), relative_step_time=2.0)
+    lookahead = LookaheadConfig.tree(8, ngrams=NGramConfig(4, 3, 5))
     controls = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.1}
     controls |= {"presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {1: 2.0}}
     prompts, keys = [[1, 2, 3], [4]], jax.random.split(jax.random.key(0), 2)
@@ -189,7 +189,7 @@ def test_arguments_and_states_have_their_shapes():
     prefix = jax.eval_shape(functools.partial(jlade.prefill, config=config), tiny_llama(3), inputs)
     state = jax.eval_shape(functools.partial(jlade.start, config=config), prefix, inputs)
     sizes = SIZES | {"B": 2, "C": 64}
-    inputs = dataclasses.replace(inputs, has_drafts=np.ones(2, bool))
+    inputs = dataclasses.replace(inputs, has_drafts=np.ones(2, bool), costs=np.ones(3, np.float32))
     check_fields(inputs, sizes, {"levels": 3})
     check_fields(inputs.sampling, sizes)
     check_fields(inputs.stopping, sizes, {"K": 32})

@@ -239,13 +239,13 @@ def find(
     chunks: Chunks,
     *calls: str,
 ) -> Learned | None:
-    """Returns what calls have taught about a setting; None if it is plain decoding, or tuned to keep its full width.
+    """Returns what calls have taught about a setting; None if it has no forecast, or is tuned to keep its full width.
 
     The first arguments are those of `choice.choose`. With a name of other calls than those of `jlade.generate`, it is
     what these have taught.
     """
     key, stored = choice.key(params, decoder, batch_size, mesh), choice.find(params, decoder, batch_size, mesh)
-    if lookahead.block_size == 1 or (stored is not None and stored.lookahead.relative_step_time is None):
+    if not lookahead.has_forecast or (stored is not None and stored.lookahead.relative_step_time is None):
         return None
     device, each = mesh_lib.device_of(params, mesh), batch_size // mesh_lib.size(mesh, DATA)
     rates = estimate.rates(device.platform, device.device_kind)
@@ -263,7 +263,7 @@ def find(
     plain = estimate.step_time(rates, 1, each, weights).total
     settings = adaptive.settings(lookahead)
     passes, steps = [step_time(size) for size, _ in chunks], [*map(time_of, settings)]
-    num_drafting = len(settings) - adaptive.has_forecast(lookahead)  # by forecasts, most plain steps rest
+    num_drafting = len(settings) - 1  # most plain steps rest
     without_cost = dataclasses.replace(lookahead, relative_step_time=None)
     path = key.path.parent.with_name("costs") / key.name(without_cost, *calls)
     return _find(tuple(passes), tuple(steps), num_drafting, path)

@@ -93,7 +93,7 @@ def find_fastest(
         timed = [
             width
             for setting in settings
-            for width in (adaptive.settings(setting) if adaptive.has_forecast(setting) else (setting,))
+            for width in (adaptive.settings(setting) if setting.has_forecast else (setting,))
         ]
     try:
         time_blocks(timed, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce, num_others)
@@ -103,7 +103,7 @@ def find_fastest(
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dict(step_times), tuple(found.values())) from interrupt
     announce("done", 0)
-    result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size, options.adaptive)
+    result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size)
     if result.spread > BUSY:
         warnings.warn(
             f"the machine was busy: repeated timings of the same texts differ by {result.spread:.0%}. Tune again when "
@@ -199,7 +199,7 @@ def time_blocks(
 
 def _with_cost(setting: LookaheadConfig, step_times: dict[int, float]) -> LookaheadConfig:
     """Returns a setting whose drafts tell the width that pays with the cost of its step."""
-    if not adaptive.has_forecast(setting):
+    if not setting.has_forecast:
         return setting
     seconds = np.interp(setting.block_size, list(step_times), list(step_times.values()))
     return dataclasses.replace(setting, relative_step_time=round(float(seconds) / step_times[1], 2))

@@ -52,7 +52,6 @@ class Tuning:
       step_times: seconds of one step by the number of tokens that it feeds to the model for each sequence.
       device: the device of the measurements.
       batch_size: sequences decoded at once.
-      adaptive: whether `lookahead` falls back to narrower steps where wide ones do not pay.
       path: the file where `lookahead="auto"` finds the result; None when it is not stored.
     """
 
@@ -62,16 +61,12 @@ class Tuning:
     step_times: dict[int, float]
     device: str
     batch_size: int
-    adaptive: bool = True
     path: pathlib.Path | None = None
 
     @property
     def lookahead(self) -> LookaheadConfig:
         """The fastest setting, with the cost of its step if it is adaptive; `config.PLAIN` for plain decoding."""
-        setting = self.best.lookahead
-        if setting.relative_step_time is not None or not self.adaptive or setting.block_size == 1:
-            return setting
-        return dataclasses.replace(setting, relative_step_time=round(self.best.relative_step_time, 2))
+        return self.best.lookahead
 
     @property
     def spread(self) -> float:

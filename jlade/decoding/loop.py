@@ -207,7 +207,7 @@ def _adaptive_loop(
     Each level has a loop of its own, within one around all of them: with a conditional in a single loop, compilers copy
     the cache.
     """
-    levels, has_forecast = adaptive.levels(config.lookahead), adaptive.has_forecast(config.lookahead)
+    levels = adaptive.levels(config.lookahead)
     forecast = functools.partial(adaptive.forecast, settings=adaptive.settings(config.lookahead))
     may_be_plain = _may_be_plain(carry.state, config)
     costs = carry.state.inputs.costs
@@ -227,11 +227,9 @@ def _adaptive_loop(
         accepted = _mean((after.num_tokens - before.num_tokens).astype(jnp.float32), ~before.done, config.mesh)
         if level == adaptive.REST:
             pace = adaptive.rest(before.pace)
-        elif has_forecast:
+        else:
             expected = _mean(jax.vmap(forecast)(after.drafts.tree), ~after.done, config.mesh)
             pace = adaptive.choose(before.pace, accepted, expected, costs)
-        else:
-            pace = adaptive.update(before.pace, accepted, costs)
         if may_be_plain and level == levels[-1]:
             without = adaptive.pause(before.pace)
             pace = jax.tree.map(functools.partial(jnp.where, _has_drafts(before, config)), pace, without)

@@ -161,9 +161,13 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
       places: int32[B], the places of the sequences in the batch whose key they share; by default 0 to B-1.
 
     Raises:
-      ValueError: when the capacity is too small; see `jlade.decode`.
+      ValueError: when the capacity is too small (see `jlade.decode`), or `Inputs.costs` does not fit the lookahead.
     """
     check_capacity(inputs)
+    if inputs.costs is not None and not config.lookahead.has_forecast:
+        raise ValueError(
+            "Inputs.costs must be None for a lookahead without a tree or with a window: it has no forecast"
+        )
     inputs = sharding.put(inputs, config)
     # Another setting may have read the prompts, with sources that this one lacks.
     states = {name: state for name, state in prefix.sources.items() if name in config.sources.readers.specs}

@@ -41,8 +41,8 @@ class Inputs:
         of another implementation than threefry2x32 one of that is derived first.
       sampling: how tokens are drawn; greedy by default.
       costs: float32[levels], the time of a step at each level of `lookahead.adaptive.levels`, in plain steps. Decoding
-        is then adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at
-        full width.
+        is then adaptive: steps are narrower where a wide one does not pay, by the forecast of a tree without a window.
+        None keeps every step at full width.
       cache: in the shape of `Decoder.init_cache` for C tokens. It holds the first `cache.length` tokens of each prompt,
         which are not computed again; at most all but the last. None for an empty cache.
       sources: the initial states of sources of drafts, array[B, ...] in each array, by their names, such as the n-grams

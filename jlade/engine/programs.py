@@ -21,7 +21,6 @@ from jlade.engine.rows import EngineState, Row, StepProgram
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
 from jlade.generation.saved_programs import Facts, described
-from jlade.lookahead import adaptive
 from jlade.models.base import Params
 
 # All widths; with rows that read; plain, without drafts
@@ -129,7 +128,7 @@ class Programs:
             order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
             if self._beside:
                 order += [self.fastest(size, kind, "reading") for size in sizes for kind in kinds]
-            if adaptive.has_forecast(self._config.lookahead):
+            if self._config.lookahead.has_forecast:
                 order += [Steps(size, kind, "rest") for size in sizes for kind in self._controls["rest"]]
             order += [Others(size, "prefixes") for size in sizes]
         self._left = tuple(dict.fromkeys([*order, Others(least[0], "scores")]))

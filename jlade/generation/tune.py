@@ -38,8 +38,8 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
       batch_size: prompts decoded at once. The result holds for batches of this size.
       repeat: how often the best settings are timed; the other ones are timed half as often. The median counts for
         texts, the minimum for steps.
-      adaptive: whether the returned setting falls back to narrower steps where wide ones do not pay, by the measured
-        `LookaheadConfig.relative_step_time`. Trees without a window do so in their trials too; other settings do not.
+      adaptive: whether trees without a window fall back to narrower steps where wide ones do not pay, by the measured
+        `LookaheadConfig.relative_step_time`, in their trials and as the result. Other settings do not.
       store: whether to store the result for `lookahead="auto"`, in place of an earlier one. An earlier one that was
         measured with more tokens, by the product of prompts, tokens and repeats, stays; a warning says so.
       force: whether to replace that one, too.

@@ -4,7 +4,7 @@ A wide step pays when it accepts more tokens than its cost in plain steps. (An a
 and G fixed.) A tree without a window forecasts the tokens that a step accepts, and each step has the best width. The
 forecasts are calibrated by the ratio of accepted to forecast tokens in recent steps: sampled text accepts a fraction of
 what greedy text does. While the plain width is best, most steps rest: they make no drafts, so that text without use for
-them costs what plain decoding does. For other settings the full width is tried from time to time.
+them costs what plain decoding does. A window has no forecast, as its n-grams are of use to later steps too.
 """
 
 import dataclasses
@@ -21,14 +21,11 @@ from jlade.config import PLAIN, LookaheadConfig, NGramConfig, TreeConfig
 from jlade.drafts.record import BIT
 from jlade.drafts.tree import Tree
 
-TRIAL = 16  # steps at a level before it is judged
 MEMORY = 32  # steps over which means are taken, approximately
 LONG_MEMORY = 512  # forecasts of plain steps after which earlier drafts count little
 TRUSTED = 4.0  # drafted tokens that count as forecast and accepted before the first ones
-NARROW = 7  # tokens of a narrow tree beside a window
 MIN_TREE = 3  # tokens of the smallest tree: on CPUs a step of 2 tokens takes as long as one of 4
 MAX_REST = 16  # plain steps without drafts before the next forecast; doubled after each one that advises another
-FIRST_WAIT, MAX_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
 class Level(NamedTuple):
@@ -51,42 +48,32 @@ class Pace:
     """The level of the next step and the record at that level, shared by all sequences of a batch."""
 
     level: jax.Array  # [] int32, an index of `levels`: 0 for the full width, L for `REST`
-    age: jax.Array  # [] int32, steps made since the level was entered; by forecasts, since the last one
-    rate: jax.Array  # [] float32, mean tokens per step since then
-    wait: jax.Array  # [] int32, narrow steps before the next trial of the full width; by forecasts, steps that rest
+    age: jax.Array  # [] int32, steps made since the last forecast
+    wait: jax.Array  # [] int32, steps that rest until the next forecast
     num_steps: jax.Array  # [L] int32, steps made at each level
-    # By forecasts, numbers of drafted tokens, means over the sequences; the totals weigh later steps more:
+    # Numbers of drafted tokens, means over the sequences; the totals weigh later steps more:
     expected: jax.Array  # [] float32, that the next step accepts by its forecast
     forecast_total: jax.Array  # [] float32, that the steps so far were to accept by their forecasts
     accepted_total: jax.Array  # [] float32, that they accepted
 
 
 def levels(lookahead: LookaheadConfig) -> tuple[Level, ...]:
-    """Returns the levels of an adaptive decode: those of its L `settings`, and where forecasts choose them `REST`."""
-    return (*map(Level, settings(lookahead)), *((REST,) if has_forecast(lookahead) else ()))
+    """Returns the levels of an adaptive decode: those of its L `settings`, and `REST`."""
+    return (*map(Level, settings(lookahead)), REST)
 
 
 def settings(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
-    """Returns the settings of an adaptive decode, widest first: the full one, a few drafts without a window, plain."""
-    drafts, without_window = lookahead.drafts, dataclasses.replace(lookahead.ngrams, window_size=0)
-    narrower: list[TreeConfig | NGramConfig]
-    if isinstance(drafts, NGramConfig):
-        narrower = [dataclasses.replace(without_window, guess_set_size=min(1, drafts.guess_set_size))]
-    elif has_forecast(lookahead):
-        # The geometric mean of the blocks of the full tree and of the smallest one, as a power of two: on CPUs a step
-        # of 9 tokens takes longer than one of 16.
-        middle = 2 ** round(math.log2((MIN_TREE + 1) * (drafts.size + 1)) / 2)
-        narrower = [dataclasses.replace(drafts, size=min(size, drafts.size)) for size in (middle - 1, MIN_TREE)]
-    else:
-        narrower = [dataclasses.replace(drafts, size=min(NARROW, drafts.size), ngrams=without_window)]
-    plain = dataclasses.replace(without_window, guess_set_size=0)
-    widths = dict.fromkeys([drafts, *narrower, plain])
-    return tuple(dataclasses.replace(lookahead, drafts=width) for width in widths)
-
-
-def has_forecast(lookahead: LookaheadConfig) -> bool:
-    """Returns whether the drafts tell how many tokens a step accepts: a window would also be of use to later steps."""
-    return lookahead.has_tree and lookahead.window_size == 0
+    """Returns the settings of an adaptive decode, widest first: the full tree, narrower trees, plain."""
+    tree = lookahead.drafts
+    assert isinstance(tree, TreeConfig)
+    # The geometric mean of the blocks of the full tree and of the smallest one, as a power of two: on CPUs a step of 9
+    # tokens takes longer than one of 16.
+    middle = 2 ** round(math.log2((MIN_TREE + 1) * (tree.size + 1)) / 2)
+    sizes = (tree.size, middle - 1, MIN_TREE)
+    trees = [dataclasses.replace(tree, size=min(size, tree.size)) for size in sizes]
+    plain = dataclasses.replace(lookahead.ngrams, guess_set_size=0)
+    widths: dict[TreeConfig | NGramConfig, None] = dict.fromkeys([*trees, plain])
+    return tuple(dataclasses.replace(lookahead, drafts=width, relative_step_time=None) for width in widths)
 
 
 def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = None) -> Any:
@@ -97,7 +84,7 @@ def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = N
       step_times: times by block size, in ascending order from 1; interpolated between sizes. Without them the cost is
         taken to grow linearly from a plain step, 1, to a step of full width, `relative_step_time`.
     """
-    if lookahead.relative_step_time is None or lookahead.block_size == 1:  # a plain step has no narrower ones
+    if lookahead.relative_step_time is None:
         return None
     times = step_times or {1: 1.0, lookahead.block_size: lookahead.relative_step_time}
     sizes = [setting.block_size for setting in settings(lookahead)]
@@ -106,9 +93,8 @@ def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = N
 
 def start(costs: jax.Array) -> Pace:
     """Returns the pace of a decode that begins at full width, given the cost of each setting [L]."""
-    zero = jnp.float32(0)
-    num_steps = jnp.zeros(jnp.shape(costs), jnp.int32)
-    return Pace(jnp.int32(0), jnp.int32(0), zero, jnp.int32(FIRST_WAIT), num_steps, zero, zero, zero)
+    count, total = jnp.int32(0), jnp.float32(0)
+    return Pace(count, count, count, jnp.zeros(jnp.shape(costs), jnp.int32), total, total, total)
 
 
 def forecast(tree: Tree, settings: Sequence[LookaheadConfig]) -> jax.Array:
@@ -159,32 +145,3 @@ def rest(pace: Pace) -> Pace:
 def pause(pace: Pace) -> Pace:
     """Records a plain step of sequences without drafts, which tells nothing about those with drafts."""
     return dataclasses.replace(pace, num_steps=pace.num_steps.at[-1].add(1))
-
-
-def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
-    """Records a step and chooses the level of the next one.
-
-    A level pays when its tokens per step exceed its cost. A level that does not pay is left for the next narrower one
-    after `TRIAL` steps. After `pace.wait` narrow steps the full width is tried again. The wait doubles with each trial,
-    so that the cost of trials vanishes, and is reset once the full width pays.
-
-    Args:
-      pace: before the step.
-      accepted: [] float32, mean number of tokens that the step accepted for a sequence.
-      costs: [L], cost of a step with each setting, in plain steps.
-    """
-    age = pace.age + 1
-    rate = pace.rate + (accepted - pace.rate) / jnp.minimum(age, MEMORY).astype(jnp.float32)
-    pays = rate > costs[pace.level]
-    falls = (age >= TRIAL) & ~pays & (pace.level < len(costs) - 1)
-    tries = ~falls & (pace.level > 0) & (age >= pace.wait)
-    wait = jnp.where(tries, jnp.minimum(2 * pace.wait, MAX_WAIT), pace.wait)
-    wait = jnp.where((pace.level == 0) & (age >= MEMORY) & pays, FIRST_WAIT, wait)
-    return dataclasses.replace(
-        pace,
-        level=jnp.where(falls, pace.level + 1, jnp.where(tries, 0, pace.level)),
-        age=jnp.where(falls | tries, 0, age),
-        rate=jnp.where(falls | tries, 0.0, rate),
-        wait=wait,
-        num_steps=pace.num_steps.at[pace.level].add(1),
-    )

@@ -261,7 +261,7 @@ def trials(**speeds):
         # N = 3 tokens for a step of 8 that takes 4 plain ones
         (SETTING, {"step_times": {1: 1.0, 8: 4.0}}, r"0\.86x its speed, at most, by the step times of tuning"),
         (SETTING, {"step_times": {1: 1.0, 8: 3.0}}, None),
-        (dataclasses.replace(WIDE, relative_step_time=9.0), None, None),  # falls back to plain steps
+        (LookaheadConfig.tree(959, relative_step_time=9.0), None, None),  # falls back to plain steps
         (PLAIN, trials(narrow=2.0), None),
         (None, None, None),
         ("auto", None, None),

@@ -438,7 +438,7 @@ def test_a_program_holds_no_step_cost():
     with pytest.raises(
         ValueError, match=r"lookahead\.relative_step_time must be None in a DecodeConfig, got 1\.5: pass Inputs\.costs"
     ):
-        jlade.DecodeConfig(tiny_llama().decoder, LookaheadConfig.paper(relative_step_time=1.5))
+        jlade.DecodeConfig(tiny_llama().decoder, LookaheadConfig(relative_step_time=1.5))
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ CASES = [
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2], [3, 9, 4, 3, 9], [12], [7, 1, 2], [4, 4, 5, 4]]
 SETTINGS = {
     "greedy": {},
-    "adaptive": {"lookahead": LookaheadConfig.paper(4, 4, 3, relative_step_time=1.5)},
+    "adaptive": {"lookahead": LookaheadConfig.tree(7, relative_step_time=1.5)},
     "penalties": {"sampling": SamplingConfig(repetition_penalty=1.3, frequency_penalty=0.2, logit_bias={3: 1.0})},
     "filters": {
         "sampling": SamplingConfig(temperature=0.9, top_k=9, top_p=0.95, min_p=0.01),

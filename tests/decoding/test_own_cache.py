@@ -12,7 +12,7 @@ from jlade.decoding import loop
 from tests import own_caches
 from tests.decoding.test_programs import copies_in_loops, copies_in_steps
 from tests.own_caches import ROOM, WIDTH, Recurrent, Slots
-from tests.tiny import slow
+from tests.tiny import PAPER, slow
 
 PARAMS = own_caches.params()
 CHAIN = LookaheadConfig.jacobi(4)  # compiles fastest
@@ -36,7 +36,7 @@ def continued(decoder, prompt, number=20):
 )
 def test_texts_are_those_of_a_model_that_reads_token_by_token(decoder, cost):
     """Also at adaptive widths, whose blocks differ in size."""
-    lookahead = LookaheadConfig.paper(4, 4, 3, relative_step_time=cost)
+    lookahead = PAPER if cost is None else LookaheadConfig.tree(7, relative_step_time=cost)
     out = generate(decoder, PROMPTS, lookahead=lookahead)
     assert out.tokens.tolist() == [continued(decoder, tuple(prompt)) for prompt in PROMPTS]
 

@@ -23,10 +23,9 @@ CAPACITY = 4096
 LOOKAHEADS = {
     "prompt pool": LookaheadConfig.paper(3, 4, 3),
     "window": LookaheadConfig.paper(3, 4, 3, pool_from_prompt=False),
-    "adaptive": LookaheadConfig.paper(3, 4, 3, relative_step_time=2.0),
     # Table and pool have the same size in the first, and the logits of neither are a multiple of the pool.
     "tree": LookaheadConfig.tree(11, ngrams=NGramConfig(3, 5, 2)),
-    "adaptive tree": LookaheadConfig.tree(11, ngrams=NGramConfig(3, 5, 3), relative_step_time=2.0),
+    "adaptive": LookaheadConfig.tree(11, ngrams=NGramConfig(0, 5, 3), relative_step_time=2.0),
     "plain": PLAIN,
 }
 
@@ -56,8 +55,7 @@ def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
         ("tree", 3, (1000, None)),
         ("prompt pool", 1, ()),
         ("window", 3, ()),
-        ("adaptive", 1, ()),
-        ("adaptive tree", 1, (1000, None)),
+        ("adaptive", 1, (1000, None)),
         ("plain", 1, (1000, 1000)),
     ],
 )

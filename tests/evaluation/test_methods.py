@@ -59,7 +59,6 @@ def test_what_names_mean():
     assert str(Method(without_pool)) == "10,5,0:tree=80:token-window"
     adaptive = LookaheadConfig.tree(7, relative_step_time=1.5)
     assert parse("tree=7:cost=1.5") == Method(adaptive)
-    assert parse("2,3,4:cost=2").setting == LookaheadConfig.paper(2, 3, 4, relative_step_time=2.0)
     by_rejection = LookaheadConfig.paper(window_draw="greedy", verification="rejection")
     assert parse("15,5,15:greedy-window:rejection") == Method(by_rejection)
     everything = Method(LookaheadConfig.paper(7, 5, 3, pool_from_prompt=False), 0, "float16", 0.7, True, True)
@@ -111,6 +110,7 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
         ("auto:cost=2", ":cost needs sizes"),
         ("auto:rejection", ":rejection needs sizes"),
         ("tree=7:cost=0", "relative_step_time must be a number above 0, or None, got 0.0"),
+        ("2,3,4:cost=2", "relative_step_time must be None without a tree or with a window"),
         ("15,1,15", "ngram_size must be at least 2, got 1"),
         ("plain:warm", ":warm needs W, N and G with a pool"),
         ("tree=9:warm", ":warm needs W, N and G with a pool"),

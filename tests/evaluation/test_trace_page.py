@@ -175,7 +175,6 @@ def test_colours_follow_the_system(file, open_page):
         (LookaheadConfig.paper(60, 5, 60), ["text", "guess", "verify", "learn", "attend"]),
         (LookaheadConfig.tree(63), ["text", "verify", "learn", "attend"]),
         (LookaheadConfig.tree(15, relative_step_time=3.0), ["text", "verify", "learn", "attend"]),
-        (LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0), ["text", "guess", "verify", "learn", "attend"]),
     ],
     ids=str,
 )

@@ -63,10 +63,10 @@ FAULTS = (
         ("tests/lookahead/test_verification.py::test_rejection_has_the_law_of_algorithm_4",),
     ),
     Fault(
-        "the wait for the next trial of the full width does not grow",
-        "jlade.lookahead.adaptive.update",
-        lambda right: lambda pace, accepted, costs: right(pace, accepted, costs).replace(wait=pace.wait),
-        ("tests/lookahead/test_adaptive.py::test_levels_equal_those_found_without_arrays",),
+        "the rest until the next forecast does not grow",
+        "jlade.lookahead.adaptive.choose",
+        lambda right: lambda pace, *step: right(pace.replace(wait=jnp.int32(0)), *step),
+        ("tests/lookahead/test_adaptive.py::test_plain_steps_rest_for_longer_while_forecasts_advise_them",),
     ),
     Fault(
         "each device computes the whole block",

@@ -30,7 +30,7 @@ def sampling(**controls):
 
 
 def paced(relative_step_time):
-    return {"lookahead": dataclasses.replace(PAPER, relative_step_time=relative_step_time)}
+    return {"lookahead": dataclasses.replace(SUFFIX, relative_step_time=relative_step_time)}
 
 
 ALL = {"temperature": 0.9, "top_k": 9, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2}
