@@ -114,7 +114,7 @@ def _layers(x: jax.Array, layers: list[Experts], routes: Any, implementation: st
     """Returns the result of the last layer. Each result is added to the tokens of the next layer."""
     for experts, (chosen, weights) in zip(layers, routes, strict=True):
         if implementation == "gpu":
-            rows = hopper.rows_of_tile(chosen.size / experts.number)
+            rows = ways.rows_of_tile(chosen.size / experts.number, hopper.ROWS)
             mixed = ways.tiled(x, chosen, weights, experts, "silu", rows, hopper.multiply)
         else:
             mixed = mix(x, chosen, weights, experts, "silu", implementation=implementation)
