@@ -12,6 +12,7 @@ import pytest
 import jlade
 from jlade.config import PLAIN
 from jlade.mesh import SHARED
+from tests.constraints.test_grammar import TREE
 from tests.decoding.test_decoding import logits_of
 from tests.tiny import PAPER, tiny_llama
 
@@ -52,9 +53,6 @@ def plainly(seed, prompt, number, table, state):
         text.append(int(np.argmax(logits)))
         state = table[state, text[-1]]
     return text[len(prompt) :]
-
-
-TREE = jlade.LookaheadConfig.tree(9, ngrams=jlade.NGramConfig(2, 4, 2))
 
 
 @pytest.mark.parametrize("lookahead", [PAPER, TREE, PLAIN])

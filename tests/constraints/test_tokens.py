@@ -9,24 +9,8 @@ from jlade.constraints import automaton, regex
 from jlade.constraints.tokens import Table, Trie
 from tests.constraints.test_automaton import COUNTED, LENGTHS, PATTERNS, characters
 
-TOKENS = [
-    *(bytes([byte]) for byte in range(256)),
-    b"ab",
-    b"abc",
-    b"abab",
-    b"12",
-    b"0.",
-    b"\xc3\xa9x",
-    b"",
-    b"ba",
-    b"co",
-    b"com",
-    b"aab%1",
-    b"2%01a",
-    b"bb",
-    b"xx",
-    b"bcd",
-]
+LONGER = rb"ab abc abab 12 0. ba co com aab%1 2%01a bb xx bcd".split()
+TOKENS = [*(bytes([byte]) for byte in range(256)), "éx".encode(), b"", *LONGER]
 EOS = TOKENS.index(b"")
 TRIE = Trie(TOKENS)
 
