@@ -20,7 +20,7 @@ from jlade.generation import request as request_lib
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
-from jlade.models import kv_rounding
+from jlade.models import attention, experts, kv_rounding
 from jlade.models.llama import LlamaParams
 from jlade.models.quantization import BITS
 
@@ -34,6 +34,42 @@ SETTINGS: dict[str, tuple[type, Any, str, str]] = {
     "min_new_tokens": (int, 0, "M", "the text does not end before M tokens (default: %(default)s)"),
     **{name: (control.number, None, *control.help) for name, control in CONTROLS.items()},
     "seed": (int, None, "S", "seed of the random numbers at a temperature above 0 (default: 0)"),
+}
+
+
+# Options of several commands: flag -> arguments of `add_argument`.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--revision": {"metavar": "REV", "help": "branch, tag or commit of an id of the Hub (default: main)"},
+    "--dtype": {
+        "choices": ("float32", "bfloat16", "float16"),
+        "help": "type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
+    },
+    "--bits": {
+        "type": int,
+        "choices": BITS,
+        "help": "hold the matrices in so many bits: a half or a quarter of the memory of bfloat16; the text may differ",
+    },
+    "--int8": {"action": "store_const", "const": 8, "dest": "bits", "help": "the same as --bits 8"},
+    "--strict": {
+        "action": "store_true",
+        "help": "refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN "
+        "or infinite weights (default: warn)",
+    },
+    "--kv-dtype": {
+        "choices": kv_rounding.DTYPES,
+        "help": "type of the keys and values in the cache, for half the memory of bfloat16; the text may differ "
+        "(default: that of the weights)",
+    },
+    "--attention": {
+        "choices": attention.KERNELS.implementations,
+        "help": "implementation of attention (default: auto)",
+    },
+    "--experts": {"choices": experts.KERNELS.implementations, "help": "implementation of experts (default: auto)"},
+    "--programs": {
+        "metavar": "DIR",
+        "help": "load the programs that `jlade compile` wrote to DIR instead of compiling, where they fit; they are "
+        "machine code, so trust DIR like code (default: compile)",
+    },
 }
 
 
@@ -68,42 +104,18 @@ class _Model(argparse.Action):
         options.model = value
 
 
+def add(parser: argparse._ActionsContainer, *flags: str) -> None:
+    """Adds some of `OPTIONS`."""
+    for flag in flags:
+        parser.add_argument(flag, **OPTIONS[flag])
+
+
 def add_integer(
     parser: argparse._ActionsContainer, flag: str, placeholder: str, explanation: str, default: int | None = None
 ) -> None:
     """Adds an option that takes an integer. The help tells the default, if there is one."""
     end = "" if default is None else " (default: %(default)s)"
     parser.add_argument(flag, type=int, default=default, metavar=placeholder, help=explanation + end)
-
-
-def add_dtype(parser: argparse._ActionsContainer) -> None:
-    """Adds `--dtype`."""
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
-    )
-
-
-def add_strict(parser: argparse._ActionsContainer) -> None:
-    """Adds `--strict`."""
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN or "
-        "infinite weights (default: warn)",
-    )
-
-
-def add_bits(parser: argparse._ActionsContainer) -> None:
-    """Adds --bits, and --int8 for eight of them."""
-    parser.add_argument(
-        "--bits",
-        type=int,
-        choices=BITS,
-        help="hold the matrices in so many bits: a half or a quarter of the memory of bfloat16; the text may differ",
-    )
-    parser.add_argument("--int8", action="store_const", const=8, dest="bits", help="the same as --bits 8")
 
 
 def add_model_name(parser: argparse.ArgumentParser, as_word: bool = False, default: str = "the demo model") -> None:
@@ -118,7 +130,7 @@ def add_model_name(parser: argparse.ArgumentParser, as_word: bool = False, defau
         metavar="MODEL",
         help=f"directory of a checkpoint, GGUF file, smollm2, or id of the Hugging Face Hub (default: {default})",
     )
-    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of an id of the Hub (default: main)")
+    add(parser, "--revision")
 
 
 def add_model(parser: argparse.ArgumentParser, has_batches: bool = False, **arguments: Any) -> None:
@@ -133,25 +145,13 @@ def add_model(parser: argparse.ArgumentParser, has_batches: bool = False, **argu
     parser.add_argument(
         "--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model: a directory (default: none)"
     )
-    add_dtype(parser)
-    add_bits(parser)
-    add_strict(parser)
+    add(parser, "--dtype", "--bits", "--int8", "--strict")
     parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,...",
         help="devices to use, for example lookahead=4,model=2: "
         + ("data divides the prompts of a batch, " if has_batches else "")
         + "lookahead divides the tokens of a step, model the weights (default: one device)",
-    )
-
-
-def add_kv_dtype(parser: Any) -> None:
-    """Adds `--kv-dtype` to a parser or a group of one."""
-    parser.add_argument(
-        "--kv-dtype",
-        choices=kv_rounding.DTYPES,
-        help="type of the keys and values in the cache, for half the memory of bfloat16; the text may differ (default: "
-        "that of the weights)",
     )
 
 
@@ -164,7 +164,7 @@ def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **argumen
       arguments: of `add_model`.
     """
     add_model(parser, **arguments)
-    add_kv_dtype(parser)
+    add(parser, "--kv-dtype")
     add_lookahead(parser, lookahead)
     add_settings(parser, *SETTINGS)
 
@@ -188,16 +188,6 @@ def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
 def _unescape(string: str) -> str:
     """Returns a string of the command line, where a shell passes a backslash and an n for the end of a line."""
     return re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], string)
-
-
-def add_programs(parser: argparse.ArgumentParser) -> None:
-    """Adds `--programs`."""
-    parser.add_argument(
-        "--programs",
-        metavar="DIR",
-        help="load the programs that `jlade compile` wrote to DIR instead of compiling, where they fit; they are "
-        "machine code, so trust DIR like code (default: compile)",
-    )
 
 
 def add_lookahead(parser: argparse.ArgumentParser, default: str = AUTO) -> None:

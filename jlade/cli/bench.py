@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
     )
     arguments.add_model(result)
-    arguments.add_kv_dtype(result)
+    arguments.add(result, "--kv-dtype")
     result.add_argument(
         "--data",
         nargs="+",

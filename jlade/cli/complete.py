@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("prompt", metavar="PROMPT", help="the text to complete")
     arguments.add_shared(result)
     arguments.add_grammar(result)
-    arguments.add_programs(result)
+    arguments.add(result, "--programs")
     result.add_argument("--no-compare", action="store_true", help="decode once, without plain decoding for comparison")
     result.add_argument(
         "--also",

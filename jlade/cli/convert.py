@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of the new weights (default: auto, as in config.json, else that of the files; float32 for a GGUF "
         "file)",
     )
-    arguments.add_bits(result)
+    arguments.add(result, "--bits", "--int8")
     result.add_argument(
         "--calibrate",
         metavar="FILE",
@@ -61,8 +61,7 @@ def parser() -> argparse.ArgumentParser:
         help="jlade: safetensors with jlade's names; hf: safetensors for transformers; orbax: Orbax's format, which "
         "needs the extra `orbax` (default: %(default)s)",
     )
-    result.add_argument("--revision", metavar="REV", help="branch, tag or commit of an id of the Hub (default: main)")
-    arguments.add_strict(result)
+    arguments.add(result, "--revision", "--strict")
     return result
 
 

@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     distributed.add_arguments(result)
     arguments.add_shared(result, has_batches=True)
     arguments.add_grammar(result)
-    arguments.add_programs(result)
+    arguments.add(result, "--programs")
     return result
 
 

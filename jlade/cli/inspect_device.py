@@ -20,7 +20,6 @@ from jlade.inspection.inspect import Inspection, inspect
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead.names import label
 from jlade.mesh import AXES
-from jlade.models import attention, experts
 
 CAPACITY = 1024
 
@@ -38,23 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SETTING",
         help="setting to compile, like tree=63 (default: the tuned one, or an estimate for the device)",
     )
-    add_implementations(group)
-    arguments.add_bits(group)
+    arguments.add(group, "--attention", "--experts", "--bits", "--int8")
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
     group.add_argument(
         "--engine",
         action="store_true",
         help="compile the programs of an engine too, and count their memory in the number of its sequences",
-    )
-
-
-def add_implementations(parser: argparse._ActionsContainer) -> None:
-    """Adds the choices among kernels."""
-    parser.add_argument(
-        "--attention", choices=attention.KERNELS.implementations, help="implementation of attention (default: auto)"
-    )
-    parser.add_argument(
-        "--experts", choices=experts.KERNELS.implementations, help="implementation of experts (default: auto)"
     )
 
 

@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of weights and cache in memory; auto: as in config.json, else that of the files (default: "
         "float32 on CPUs, else bfloat16)",
     )
-    arguments.add_kv_dtype(result)
+    arguments.add(result, "--kv-dtype")
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     inspect_device.add_arguments(result)
     return result

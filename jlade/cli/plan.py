@@ -38,8 +38,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_integer(result, "--batch-size", "B", "number of texts", 1)
     arguments.add_integer(result, "--length", "L", "tokens of prompt and text", 1024)
     result.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
-    arguments.add_bits(result)
-    arguments.add_kv_dtype(result)
+    arguments.add(result, "--bits", "--int8", "--kv-dtype")
     result.add_argument(
         "--lookahead", metavar="SETTING", help="plan for this setting, like 15,5,15 (default: the fastest)"
     )

@@ -37,9 +37,9 @@ def parser() -> argparse.ArgumentParser:
         ],
     )
     options_lib.add_model(result, has_batches=True, as_word=True)
-    options_lib.add_kv_dtype(result)
+    options_lib.add(result, "--kv-dtype")
     options_lib.add_lookahead(result)
-    options_lib.add_programs(result)
+    options_lib.add(result, "--programs")
     result.add_argument("--host", default="127.0.0.1", help="address to listen to (default: %(default)s)")
     result.add_argument(
         "--port", type=int, default=8000, help="port to listen to; 0 takes a free one (default: %(default)s)"

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
     arguments.add_model(result, has_batches=True)
-    arguments.add_kv_dtype(result)
+    arguments.add(result, "--kv-dtype")
     arguments.add_integer(result, "--batch-size", "B", "prompts to decode at once", 1)
     arguments.add_integer(result, "--max-new-tokens", "M", "most tokens to generate", 128)
     result.add_argument(
