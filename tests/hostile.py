@@ -567,8 +567,8 @@ def _write_settings(directory: pathlib.Path) -> None:
     stored |= {"date": "2026-01-01", "prompts": 1, "tokens": 8, "repeat": 2, "step_times": {"1": 0.1, "60": 0.2}}
     stored |= {"trials": [{"lookahead": fields, "speed": 1.5}]}
     (directory / "choice.json").write_text(json.dumps(stored))
-    sums = {"scale": 0.1, "precision": np.eye(3).tolist(), "moment": [0.1, 0.1, 0.1], "counts": [1.0, 2.0, 3.0]}
-    (directory / "learned.json").write_text(json.dumps({"format": learned.FORMAT} | sums))
+    times = {"scale": 0.1, "ratios": [1.0, 1.2, 0.9]}
+    (directory / "learned.json").write_text(json.dumps({"format": learned.FORMAT} | times))
     (directory / "verdict.json").write_text(json.dumps({"passed": True, "reason": "is fast"}))
 
 
@@ -584,13 +584,11 @@ def _read_settings(directory: pathlib.Path) -> None:
         sizes, seconds = list(stored.step_times), list(stored.step_times.values())
         assert all(np.interp(8, sizes, seconds) / seconds[0] > 0 for _ in sizes[:1])
         hash(stored.key), stored.effort, stored.key.devices
-    prior = np.array([1.0, 1.5, 1.0])
-    fit = learned.Times(prior, np.diag(prior))
-    times = learned.Learned(2, fit, directory / "learned.json")
+    times = learned.Learned(np.array([1.0, 1.5, 1.0]), 2, directory / "learned.json")
     costs = times.costs()
     assert np.isfinite(costs).all()
     assert (costs > 0).all()
-    fit.add(np.array([1.0, 2.0, 3.0]), 0.5)
+    times.learn_round(np.array([2, 3]), 10, 0.5)
     assert np.isfinite(times.costs()).all()
     trial.forget()
     trial.find(_Key(directory / "verdict.json"))  # type: ignore[arg-type]

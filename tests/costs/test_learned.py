@@ -14,82 +14,80 @@ from tests.compilations import recorded
 from tests.texts import assert_same_texts
 from tests.tiny import tiny_llama
 
-PRIOR = np.array([1.0, 8.0, 2.0, 1.77, 1.42, 1.24, 1.0])  # a call, two sizes of passes, and four levels
+PRIOR = np.array([1.0, 8.0, 2.0, 0.3, 1.77, 1.42, 1.24, 1.0])  # a call, two sizes of passes, context, and four levels
 
 
-def times():
-    """A prior as `learned.find` makes it."""
-    is_step = np.arange(7) > 2
-    own = np.where(is_step, learned.DOUBT, 1) * PRIOR
-    return learned.Times(PRIOR, np.diag(own**2) + np.outer(PRIOR, PRIOR) + np.outer(is_step, is_step))
+@pytest.fixture
+def fit(tmp_path):
+    return learned.Learned(PRIOR, 4, tmp_path / "costs.json")
 
 
 def calls(rng, number):
-    """The parts of calls whose texts differ."""
+    """The parts of calls whose texts differ, but for the context."""
     for _ in range(number):
         shares = rng.dirichlet([0.7, 0.7, 0.7, 0.7])
-        yield np.array([1.0, rng.integers(4), rng.integers(1, 5), *np.round(100 * shares)])
+        yield np.array([1.0, rng.integers(4), rng.integers(1, 5)]), np.round(100 * shares)
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(1e-4, 1e-1), st.floats(0, 2), st.floats(-0.3, 0.3))
-def test_the_costs_become_those_of_the_calls(seed, second, overhead, slope):
+def learn(fit, true, number, seed=0, second=1e-3, noise=0.02, disturbances=()):
+    """Makes calls whose parts take the times `true`, without context."""
     rng = np.random.default_rng(seed)
+    for index, (others, num_steps) in enumerate(calls(rng, number)):
+        disturbance = disturbances[index] if index < len(disturbances) else 1
+        seconds = second * float(others @ true[:3] + num_steps @ true[4:]) * rng.normal(1, noise) * disturbance
+        fit.learn_round(num_steps, 0, seconds, *others)
+
+
+def assert_nearer(fit, true, before=PRIOR[4:], share=0.7):
+    """The costs have come nearer to those of the true times, by their ratios, than `before`."""
+    expected = np.array(true) / true[-1]
+    assert (np.abs(np.log(fit.costs() / expected)) <= share * np.abs(np.log(before / expected)) + 0.06).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("second", "overhead", "slope"), [(1e-4, 0, 0.3), (1e-1, 0, -0.3), (1e-3, 1, 0), (1e-2, 2, 0.2)]
+)
+def test_the_costs_approach_those_of_the_calls(seed, second, overhead, slope, fit):
     true = PRIOR + slope * (PRIOR - 1)
-    true[3:] += overhead
-    fit = times()
-    for counts in calls(rng, 60):
-        fit.add(counts, second * float(counts @ true) * rng.normal(1, 0.02))
-    assert fit.costs(4) == pytest.approx(true[3:] / true[-1], rel=0.12)
+    true[4:7] += overhead
+    learn(fit, true, 60, seed, second)
+    assert_nearer(fit, true[4:])
 
 
-def test_before_a_call_they_are_those_of_the_prior_and_a_disturbed_call_changes_little():
-    fit = times()
-    np.testing.assert_array_equal(fit.costs(4), PRIOR[3:].astype(np.float32))
-    everything = list(calls(np.random.default_rng(0), 30))
-    for counts in everything:
-        fit.add(counts, float(counts @ PRIOR))
-    before = fit.costs(4)
-    fit.add(everything[0], 10 * float(everything[0] @ PRIOR))
-    assert fit.costs(4) == pytest.approx(before, rel=0.1)
+def test_before_a_call_they_are_those_of_the_prior_and_disturbed_calls_change_little(fit):
+    np.testing.assert_array_equal(fit.costs(), PRIOR[4:].astype(np.float32))
+    learn(fit, PRIOR, 30, noise=0)
+    before = fit.costs()
+    for disturbances in ([10], [3, 1, 3, 3, 0.3, 1]):
+        learn(fit, PRIOR, 10, noise=0, disturbances=disturbances)
+        assert fit.costs() == pytest.approx(before, rel=0.15)
 
 
 @pytest.mark.parametrize("busy", [1.0, 1.3])
-def test_costs_follow_a_machine_that_changes(busy):
+def test_costs_follow_a_machine_that_changes(busy, fit):
     """Another process takes a core and later ends; wide steps lose half of their speed, plain ones little."""
-    rng, fit = np.random.default_rng(0), times()
-    slower = PRIOR * np.array([1, 1, 1, 2.0, 1.7, 1.5, busy])
-    for true in (PRIOR, slower, PRIOR):
-        for counts in calls(rng, 30):
-            fit.add(counts, float(counts @ true) * rng.normal(1, 0.02))
-        assert fit.costs(4) == pytest.approx(true[3:] / true[-1], rel=0.15)
+    slower = PRIOR * np.array([1, 1, 1, 1, 2.0, 1.7, 1.5, busy])
+    for true, number in ((PRIOR, 30), (slower, 10), (PRIOR, 30)):
+        before = fit.costs()
+        learn(fit, true, number)
+        assert_nearer(fit, true[4:], before)
+    assert fit.costs() == pytest.approx(PRIOR[4:], rel=0.1)
 
 
-def test_two_disturbed_calls_change_little():
-    fit, everything = times(), list(calls(np.random.default_rng(0), 30))
-    for counts in everything:
-        fit.add(counts, float(counts @ PRIOR))
-    before = fit.costs(4)
-    for counts, disturbed in zip(everything, (3, 1, 3, 3, 0.3, 1), strict=False):
-        fit.add(counts, disturbed * float(counts @ PRIOR))
-    assert fit.costs(4) == pytest.approx(before, rel=0.15)
+def test_a_narrower_step_takes_no_longer_whatever_the_calls_say(fit):
+    true = PRIOR * np.where(np.arange(8) == 7, 3.0, 1.0)  # something disturbed all calls with plain steps
+    learn(fit, true, 60)
+    assert (fit.costs() >= 1).all()
 
 
-def test_a_narrower_step_takes_no_longer_whatever_the_calls_say():
-    rng, fit = np.random.default_rng(0), times()
-    true = PRIOR * np.where(np.arange(7) == 6, 3.0, 1.0)  # something disturbed all calls with plain steps
-    for counts in calls(rng, 60):
-        fit.add(counts, float(counts @ true))
-    assert (fit.costs(4) >= 0.95).all()
-
-
-def test_a_level_that_calls_leave_out_is_taken_for_cheaper_than_it_seems():
-    fit = times()
-    for wide in [10, 90] * 15:
-        counts = np.array([1.0, 0, 1, wide, 0, 0, 100 - wide])
-        fit.add(counts, float(counts @ PRIOR))
-    tried, untried = fit.costs(4)[0], fit.costs(4)[1]
-    assert tried == pytest.approx(1.77, rel=0.1)
-    assert 0.7 * 1.42 < untried < 0.97 * 1.42
+def test_the_costs_of_a_level_that_calls_leave_out_return_to_the_prior(fit):
+    learn(fit, PRIOR * np.array([1, 1, 1, 1, 3.0, 1, 1, 1]), 30)
+    slow = fit.costs()[0]
+    assert slow > 2
+    for _ in range(60):
+        fit.learn_round(np.array([0, 20, 30, 50]), 0, 1e-3 * float(np.array([20, 30, 50]) @ PRIOR[5:]))
+    assert fit.costs()[0] - PRIOR[4] < 0.5 * (slow - PRIOR[4])
 
 
 @given(st.integers(0, 3000), st.sampled_from([((512, 64), (64, 0)), ((128, 56), (16, 0))]))
@@ -154,7 +152,7 @@ def test_rounds_of_an_engine_have_costs_of_their_own():
     for _ in range(50):
         num_steps = numbers.integers(1, 40, 3)
         rounds.learn_round(num_steps, 10, float(num_steps @ times))
-    np.testing.assert_allclose(rounds.costs(), [3, 2, 1], rtol=0.1)
+    assert_nearer(rounds, [3, 2, 1], rounds.costs(learned=False))
     assert (rounds.num_calls, learned.find(*arguments).num_calls) == (50, 0)
 
 
@@ -167,13 +165,14 @@ def test_long_and_short_texts_in_turns_are_no_change_of_the_machine():
         num_steps, context = numbers.integers(1, 40, 3), 4000 if number // 3 % 2 else 10
         fit.learn_round(num_steps, context, float(num_steps @ times) * (1 + 0.3 * context / 1000))
         if number >= 10:
-            np.testing.assert_allclose(fit.costs(), [2, 1.5, 1], rtol=0.15)
+            np.testing.assert_allclose(fit.costs(), [2, 1.5, 1], rtol=0.2)
 
 
 def test_learn_false_neither_uses_what_calls_taught_nor_teaches():
     before = find(PARAMS).costs()
-    for _ in range(20):
-        find(PARAMS).learn_round(np.array([8, 0, 2]), 10, 8 * 9e-3 + 2 * 1e-3)
+    for number in range(20):
+        wide = 8 * (number % 2)
+        find(PARAMS).learn_round(np.array([wide, 0, 10 - wide]), 10, wide * 9e-3 + (10 - wide) * 1e-3)
     requests = [request.make(PARAMS, [1, 2, 3], Options(max_new_tokens=40, learn=learn)) for learn in (True, False)]
     assert [each.learned is not None for each in requests] == [True, False]
     assert requests[0].inputs.costs[0] > 1.2 * before[0]

@@ -41,7 +41,7 @@ from benchmarks import report
 from jlade import cli
 from jlade.costs import choice
 from jlade.costs.choice import SettingKey
-from jlade.costs.learned import Learned, Times
+from jlade.costs.learned import Learned
 from jlade.drafts.pool import NGramPool
 from jlade.evaluation import runs
 from tests.tiny import save_small_demo
@@ -312,7 +312,7 @@ def saved_setting(place: Path) -> Any:
 
 
 def learned(place: Path) -> Learned:
-    return Learned(3, Times(np.array([1.0, 1.0, 0.0, 3.0, 2.0, 1.0]), np.eye(6)), place / "costs.json")
+    return Learned(np.array([1.0, 1.0, 0.1, 3.0, 2.0, 1.0]), 3, place / "costs.json")
 
 
 def learn(place: Path) -> int:
