@@ -55,7 +55,8 @@ def change_config(directory, **changes):
     """Sets keys of config.json, or removes those that are None; returns what it was."""
     file = directory / "config.json"
     config = json.loads(file.read_text())
-    file.write_text(json.dumps({key: value for key, value in (config | changes).items() if value is not None}))
+    removed = {key for key, value in changes.items() if value is None}
+    file.write_text(json.dumps({key: value for key, value in (config | changes).items() if key not in removed}))
     return config
 
 

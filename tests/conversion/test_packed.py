@@ -201,7 +201,7 @@ def test_values_are_those_of_the_formula(name, tmp_path):
     if (bits := CASES[name][1]) is None:
         return
     params = load_hf(tmp_path / "model", "float32", strict=True, bits=bits)
-    assert {matrix.weight.dtype for matrix in matrices(params).values()} == {"uint8" if bits == 4 else "int8"}
+    assert {matrix.weight.dtype.name for matrix in matrices(params).values()} == {"uint8" if bits == 4 else "int8"}
     assert_values(params, expected)
 
 
