@@ -71,14 +71,10 @@ def first_guesses(text: jax.Array, length: jax.Array, positions: jax.Array) -> j
 
 
 def after(chain: jax.Array, tree: Tree, predictions: jax.Array) -> jax.Array:
-    """Returns the predictions after the current token and after each token of a chain of m: [m + 1] int32.
+    """Returns the predictions after the current token and after each token of a chain [m] int32: [m + 1] int32.
 
+    `predictions` [1 + M] int32 are those after the current token and after each of the M drafts that the model read.
     `NONE` stands for the prediction after a token that has no place in the tree.
-
-    Args:
-      chain: [m] int32.
-      tree: M drafts that the model read.
-      predictions: [1 + M] int32, after the current token and after each draft.
     """
     depths = jnp.asarray(tree.form.depths)
     agrees = tree.tokens == chain.at[depths - 1].get(mode="fill", fill_value=NONE)

@@ -158,14 +158,7 @@ def _first_of(stays: jax.Array, number: int) -> jax.Array:
 def ngrams_at(tokens: jax.Array, length: jax.Array, starts: jax.Array, ngram_size: int) -> tuple[jax.Array, jax.Array]:
     """Returns the n-grams of the text `tokens[:length]` that begin at `starts` [M], as arguments of `insert`.
 
-    Args:
-      tokens: [C] int32.
-      length: [] int32.
-      starts: [M] int32, any integers.
-      ngram_size: N.
-
-    Returns:
-      N-grams [M, N], and whether each lies within the text [M].
+    The starts are any integers. The n-grams are [M, N]; whether each lies within the text is [M].
     """
     ngrams = tokens.at[starts[:, None] + jnp.arange(ngram_size, dtype=jnp.int32)[None, :]].get(mode="clip")
     return ngrams, (starts >= 0) & (starts + ngram_size <= length)

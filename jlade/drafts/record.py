@@ -51,13 +51,9 @@ def start(rates: np.ndarray) -> Record:
 
 
 def update(record: Record, proposals: Proposals, tokens: jax.Array, num_accepted: jax.Array) -> Record:
-    """Returns the record after a step.
+    """Returns the record after a step, for which the proposals were made.
 
-    Args:
-      record: before.
-      proposals: L, made for the step.
-      tokens: [A] int32, the tokens after the current one.
-      num_accepted: [] int32, how many of these were accepted; 0 leaves the record as it is.
+    Of `tokens` [A] int32, those after the current one, `num_accepted` were accepted; 0 leaves the record as it is.
     """
     lineage, depths = proposals.lineage, proposals.depths
     place = jnp.arange(lineage.shape[1], dtype=jnp.int32)[None, :]

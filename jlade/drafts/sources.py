@@ -116,10 +116,8 @@ class Sources:
     def draft(self, record: Record | None, text: Text, has_drafts: jax.Array | None) -> Drafts:
         """Returns the drafts for the step after a text, with the states of `text`.
 
-        Args:
-          record: None before the first step, and always for a static form.
-          text: to continue.
-          has_drafts: [] bool, whether drafts are made for it; None if they are for all texts.
+        The record is None before the first step, and always for a static form. `has_drafts` [] bool says whether drafts
+        are made for the text; None if they are for all texts.
         """
         if record is None:
             record = record_lib.start(np.concatenate([np.zeros(0), *(source.rates for _, source in self.sources)]))

@@ -86,7 +86,7 @@ class Corpus(Suffix):
 
 @flax.struct.dataclass
 class TextIndex:
-    """An index of texts: their places, sorted by the K tokens before them; arrays of NumPy or of JAX.
+    """Texts of S tokens, and the places in them sorted by the K tokens before each; arrays of NumPy or of JAX.
 
     It is a suffix array that reads backwards and K tokens deep. A place near the one where the end of a text belongs
     matches it longest. The sorted places are divided into blocks, and the first place of a block stands for it in the

@@ -470,14 +470,10 @@ def _or(done: jax.Array, ended: jax.Array) -> jax.Array:
 
 
 def resize(state: EngineState, places: Sequence[int], config: DecodeConfig) -> EngineState:
-    """Returns a state of other rows, and frees the memory of the given one.
+    """Returns a state of other rows, on devices that `data` does not divide, and frees the memory of the given one.
 
-    Both caches are never there as a whole: each layer is copied and freed before the next one.
-
-    Args:
-      state: on devices that `data` does not divide.
-      places: for each of the other rows the place of the one that it takes over, -1 for one without a request.
-      config: of the state.
+    `places` has for each of the other rows the place of the one that it takes over, -1 for one without a request. Both
+    caches are never there as a whole: each layer is copied and freed before the next one.
     """
     chosen = np.array(places, np.int32)
 

@@ -124,9 +124,7 @@ def table_of(pairs: np.ndarray, best: np.ndarray, chances: np.ndarray, vocab_siz
 def _means(keys: np.ndarray, best: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the keys [m], the tokens of the highest mean probabilities after each, graded [m, k], and counts [m].
 
-    Args:
-      keys: [n] int64.
-      best, chances: see `table_of`. A token that is not among the best ones has none.
+    `keys` [n] int64 belong to the rows of `table_of`. A token that is not among the best ones has no probability.
     """
     known, row, counts = np.unique(keys, return_inverse=True, return_counts=True)
     row, token, chance = np.repeat(row, best.shape[1]), best.reshape(-1), chances.reshape(-1).astype(np.float64)
