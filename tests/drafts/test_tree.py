@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.drafts import tree as tree_lib
-from jlade.drafts.tree import NONE, Proposals, TreeShape
+from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.lookahead import block as blocks
-from jlade.lookahead.verification import verify_by_matching
+from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
 PARENTS = (-1, 0, 1, 2, -1, 4, 5, -1, -1, 7, 7, 9, 10)  # two chains, and a tree that branches
 SHAPE = TreeShape(PARENTS)
@@ -109,6 +110,36 @@ def test_accepts_the_longest_path_that_the_model_agrees_with(case, model):
 def test_without_a_tree_the_next_token_alone_is_accepted():
     verdict = verify_by_matching(merge([1] * 13, [1] * 13).first(0), jnp.int32(2), jnp.zeros(0, jnp.int32), 1)
     assert (verdict.tokens.tolist(), int(verdict.num_accepted), verdict.path.shape) == ([2], 1, (0,))
+
+
+MERGED = jax.tree.map(
+    jnp.asarray, merge([0, 1, 2, 0, 1, 0, 1, 0, 1, 1, 2, 0, 0], [1, 2, 3, 3, 1, 2, 3, 4, 4, 1, 1, 2, 2])
+)
+CHAINS = Tree(
+    jnp.array([0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0, NONE, NONE, NONE]), TreeShape.chains(5, 3), jnp.zeros(15), None
+)
+
+
+@pytest.mark.parametrize("tree", [MERGED, CHAINS], ids=["merged", "chains that begin alike"])
+def test_rejection_draws_from_the_models_distribution(tree):
+    """The first two tokens: those that the tree decides, completed by draws where a step accepted only one."""
+    rng = np.random.default_rng(0)
+    first, second = rng.dirichlet(np.ones(VOCAB)), rng.dirichlet(np.ones(VOCAB), VOCAB)
+    last = np.maximum(tree.tokens, 0)
+    logits = jnp.log(jnp.asarray(second, jnp.float32))
+    max_accepted = int(np.max(tree.form.depths)) + 1
+
+    def draw(key):
+        verdict = verify_by_rejection(key, tree, jnp.log(jnp.asarray(first, jnp.float32)), logits[last], max_accepted)
+        again = jax.random.categorical(jax.random.fold_in(key, 9), logits[verdict.tokens[0]]).astype(jnp.int32)
+        second_token = jnp.where(verdict.num_accepted > 1, verdict.tokens[1], again)
+        return verdict.tokens[0], second_token, verdict.num_accepted
+
+    number = 20_000
+    one, two, accepted = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), number))
+    observed = np.bincount(one * VOCAB + two, minlength=VOCAB**2)
+    assert scipy.stats.chisquare(observed, number * (first[:, None] * second).reshape(-1)).pvalue > 1e-3
+    assert accepted.max() > 2
 
 
 @pytest.mark.slow
