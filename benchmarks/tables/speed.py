@@ -147,8 +147,17 @@ def busy(results: Results) -> Rows:
     yield "speedup", *TASKS.values()
     rounds = results["busy_core"]["speedup"]
     for title in ("alone", "beside a busy process"):
-        both = [rounds[f"{title}, round {number}"] for number in (1, 2)]
-        yield title, *(", ".join(f"{speedup[task]:.2f}x" for speedup in both) for task in TASKS)
+        yield title, *(f"{rounds[f'{title}, round 1'][task]:.2f}x" for task in TASKS)
+
+
+def auto(results: Results) -> Rows:
+    yield "12 prompts of", "tokens per step", "speedup, 95% interval"
+    for title, name in (
+        ("Spec-Bench, of six of its tasks", "bench_spec_bench_cpu"),
+        ("the samples of jlade", "bench_samples_cpu"),
+    ):
+        found = results.bench(name, "methods")["jlade's choice"]
+        yield title, f"{found['tokens/step']:.2f}", f"{found['speedup']:.2f}x, {found['95% interval']}"
 
 
 def samples(results: Results) -> Rows:
