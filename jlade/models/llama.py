@@ -222,7 +222,7 @@ class Llama:
         others += "" if self.kv_dtype is None else f", kv_dtype={self.kv_dtype!r}"
         return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{others})"
 
-    def on(self, params: Any, mesh: Mesh | None = None, absent: jax.Device | None = None) -> Self:
+    def on(self, params: Any, mesh: Mesh | None = None, absent: Any = None) -> Self:
         """Returns the decoder for the device that holds `params`, or for those of a mesh, with kernels resolved.
 
         "auto" may try a kernel, which takes seconds, on the device of concrete parameters. It takes the remembered
@@ -232,7 +232,7 @@ class Llama:
         Args:
           params: the parameters.
           mesh: a result of `jlade.models.sharding.mesh_for`.
-          absent: a device that is not attached and takes the place of that of `params`: "auto" is its kernel if that
+          absent: a `jax.Device` that is not attached and takes the place of that of `params`, or None: "auto" is its kernel if that
             can run, as if it had passed its trial.
 
         Raises:
