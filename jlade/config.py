@@ -72,8 +72,8 @@ class TreeConfig:
       size: M, most tokens of the tree; 1 or more.
       sources: where drafts come from: "suffix", the text after earlier occurrences of its last tokens; "recycled", the
         most probable tokens after each token as the model last saw it; "chain", the guesses of Jacobi decoding;
-        "prediction", the text that a call expects, "corpus", other texts that it brings, and "grammar", its grammar,
-        which add these sources by themselves.
+        "prediction", "corpus" and "grammar", the text that a call expects, other texts and a grammar. A call that has
+        one of these adds its source by itself.
       ngrams: a window and a pool, which is one more source; None for neither.
 
     Raises:
@@ -248,7 +248,7 @@ class LookaheadConfig:
 
     @property
     def has_forecast(self) -> bool:
-        """Whether the drafts tell how many tokens a step accepts: a window would also be of use to later steps."""
+        """Whether the drafts of a step tell its worth. Those beside a window do not, as it pays in later steps."""
         return _has_forecast(self.drafts)
 
     @property
@@ -330,7 +330,7 @@ def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[A
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """The facts about a number of `SamplingConfig`, for all that read, check or explain it.
+    """What is known about one number of `SamplingConfig`, for all code that reads, checks or explains it.
 
     Attributes:
       kind: a "filter" depends on the order or the probabilities of all tokens, and has no effect on greedy text; a
@@ -429,7 +429,7 @@ class SamplingConfig:
 
     Attributes:
       temperature: divides the logits; 0.0 takes the highest (greedy), as do numbers below 1e-5.
-      top_k: keeps the k highest logits; 1 or more.
+      top_k: keeps the k highest logits, and those equal to the last of them; 1 or more.
       top_p: keeps the fewest tokens whose probabilities add up to p or more, the first of equal ones; above 0, up to 1.
       min_p: keeps tokens of at least p times the highest probability; 0 to 1.
       repetition_penalty: divides positive and multiplies negative logits of the tokens of prompt and text so far
@@ -439,7 +439,8 @@ class SamplingConfig:
       logit_bias: a number to add to the logit of each token id; -inf, or any number below -1e4, bans the token.
 
     Raises:
-      TypeError, ValueError: on construction, when a value is not in the range above, or above 1e4.
+      TypeError, ValueError: on construction, when a value is out of the range above, or above 1e4 in size, but for
+        `top_k`.
     """
 
     temperature: float = 0.0

@@ -40,8 +40,8 @@ class Inputs:
         Sequence b draws its noise with `fold_in(key, b)`, or with `fold_in(key[b], 0)` as if it were alone. From a key
         of another implementation than threefry2x32 one of that is derived first.
       sampling: how tokens are drawn; greedy by default.
-      costs: float32[levels], the time of a step at each level of `lookahead.adaptive.levels`, in plain steps. Decoding
-        is then adaptive: steps are narrower where a wide one does not pay, by the forecast of a tree without a window.
+      costs: float32[L], the time of a step with each of `lookahead.adaptive.settings`, in plain steps. Decoding is then
+        adaptive: steps are narrower where a wide one does not pay, by the forecast of a tree without a window.
         None keeps every step at full width.
       cache: in the shape of `Decoder.init_cache` for C tokens. It holds the first `cache.length` tokens of each prompt,
         which are not computed again; at most all but the last. None for an empty cache.

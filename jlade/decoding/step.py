@@ -66,7 +66,8 @@ class Seen(NamedTuple):
     """What the forward pass over a block tells, on several devices about the device's share."""
 
     logits: jax.Array  # [B, R, V], after the block's outputs
-    # [B, R, k] int32, graded: the most probable tokens after the outputs; None if no source learns from prompts
+    # [B, R, k] int32, graded: the most probable tokens after the outputs; None without drafts, or if no source
+    # reads prompts
     best: jax.Array | None
     passage: Passage | None  # the prompt tokens that sequences read; None if none reads, or as above
 
@@ -108,8 +109,8 @@ def update_window(
 ) -> jax.Array:
     """Returns the next window, given the text after the step; a level without a window leaves it as it is.
 
-    The predictions become the newest row and the oldest row leaves. If a row leaves for each accepted token, those
-    without a step are drawn from the text.
+    The predictions become the newest row and the oldest row leaves. If a row leaves for each accepted token, the
+    rows beyond the first are drawn from the text.
     """
     setting = level.setting
     if setting.window_size == 0:
@@ -138,12 +139,12 @@ def observe(
     setting = level.setting
     columns = state.window[:, : setting.window_size]
     ngrams = window.ngrams(columns, state.tokens[state.num_tokens - 1], predictions.window)
-    # Until then the columns still hold tokens of the random initial window.
+    # Before N-2 steps the columns still hold tokens of the random initial window.
     are_from_model = block.makes_step & (state.num_steps >= setting.ngram_size - 2)
     return Step(
         text=after.tokens,
         before=state.num_tokens,
-        length=state.num_tokens + verdict.num_accepted,
+        length=state.num_tokens + verdict.num_accepted,  # without prompt tokens that the sequence reads: see `passage`
         max_accepted=setting.max_accepted,
         window=columns,
         ngrams=(ngrams, jnp.broadcast_to(are_from_model, predictions.window.shape)),

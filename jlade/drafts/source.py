@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
     text: jax.Array  # [C] int32, with the accepted tokens
     before: jax.Array  # [] int32, tokens of the text before the step
-    length: jax.Array  # [] int32, tokens of the text after it
+    length: jax.Array  # [] int32, `before` and the accepted tokens
     max_accepted: int  # A, most tokens that the step could accept
     window: jax.Array  # [N-1, W] int32, which the model read, but for column 0 of row 0
     ngrams: tuple[jax.Array, jax.Array]  # of the window [W, N] int32, and which of them to learn [W] bool

@@ -41,7 +41,8 @@ class Suffix(Source):
     Kinds are ranks of matches, and lengths: the token at depth d after a match of n tokens has the length n + d - 1, up
     to `LONGEST`, which the match has once the tokens before it are accepted.
 
-    The state is an index of the prompt of a long text, None for others.
+    The state is an index of the prompt, which `jlade.generate` makes of long texts. Without one, as in all rows of an
+    engine, the whole text is searched.
     """
 
     about = "after earlier occurrences of the last tokens"
@@ -145,7 +146,8 @@ def find(text: jax.Array, length: jax.Array, last: jax.Array, number: int) -> tu
     place = jnp.arange(len(text), dtype=jnp.int32)
     matched = jnp.where((place < length) & (text != NONE), matching(text, last), 0)
     ranks = jnp.where(matched > 0, matched * len(text) + place, 0)
-    # In float32, which holds these numbers exactly: `top_k` of integers sorts the whole array on CPUs and GPUs.
+    # In float32, exact below 2**24, so up to 1.8 million tokens: `top_k` of integers sorts the whole array on CPUs and
+    # GPUs.
     ranks, places = jax.lax.top_k(ranks.astype(jnp.float32), number)
     return places.astype(jnp.int32), ranks.astype(jnp.int32) // len(text)
 
@@ -155,7 +157,7 @@ def find_long(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns what `find` returns, of the places in an index of the text's beginning and of the `RECENT` last ones.
 
-    `number` is at most `MATCHES`, and the text has room for more than `RECENT` tokens.
+    `number` is at most `MATCHES`, and the text has room for `RECENT + LONGEST` tokens or more.
     """
     indexed = candidates(index, last)
     matched_indexed = jnp.where(indexed < length, before(text, indexed, last), 0)
@@ -178,8 +180,8 @@ def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple
     for _ in range(number):
         highest.append(jnp.max(ranks))
         ranks = jnp.where(ranks == highest[-1], 0, ranks)
-    best = jnp.stack(highest)
-    return best % size, best // size
+    chosen = jnp.stack(highest)
+    return chosen % size, chosen // size
 
 
 def before(text: jax.Array, places: jax.Array, last: jax.Array) -> jax.Array:
@@ -192,8 +194,8 @@ def before(text: jax.Array, places: jax.Array, last: jax.Array) -> jax.Array:
 
 def matching(text: jax.Array, last: jax.Array) -> jax.Array:
     """Returns how many tokens before each place of a text [C] match the `last` [K] ones, from their end on: [C]."""
-    before = [jnp.pad(text, (i + 1, 0), constant_values=NONE)[: len(text)] for i in range(len(last))]
-    is_equal = (jnp.stack(before) == last[:, None]) & (last != NONE)[:, None]
+    shifted = [jnp.pad(text, (i + 1, 0), constant_values=NONE)[: len(text)] for i in range(len(last))]
+    is_equal = (jnp.stack(shifted) == last[:, None]) & (last != NONE)[:, None]
     return jnp.sum(jnp.cumprod(is_equal, axis=0, dtype=jnp.int32), axis=0, dtype=jnp.int32)
 
 

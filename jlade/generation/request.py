@@ -33,7 +33,7 @@ EOS_SLOTS = 32  # end tokens, or this times a power of two, so that few programs
 
 
 class Setup(NamedTuple):
-    """What parameters and options decide before there are prompts, of which B are decoded at once."""
+    """What parameters and options decide for calls with B prompts, before there are any."""
 
     config: DecodeConfig  # of which a request may need more sources of drafts
     costs: HostArray | None  # of steps; see `Inputs.costs`
@@ -74,7 +74,8 @@ def make(params: Params, prompt: Prompts, options: Options, batch_size: int | No
 
     Args:
       params, prompt, options: of `jlade.generate`.
-      batch_size: number of sequences that are decoded at once; by default all.
+      batch_size: sequences that are decoded at once, for the choice of a setting and the check of the mesh; by default
+        all.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
@@ -101,7 +102,7 @@ def resolve(params: Params, options: Options, batch_size: int) -> Setup:
     placement.check_batch(batch_size, mesh)
     device = mesh_lib.device_of(params, mesh)
     chunks = CHUNKS_ON_CPU if device.platform == "cpu" else CHUNKS
-    lookahead, so_far = choose_setting(options, params, decoder, batch_size, mesh, chunks)
+    lookahead, learned = choose_setting(options, params, decoder, batch_size, mesh, chunks)
     return Setup(
         config=DecodeConfig(
             decoder=decoder,
@@ -111,9 +112,10 @@ def resolve(params: Params, options: Options, batch_size: int) -> Setup:
             chunks=chunks,
             mesh=mesh,
         ),
-        costs=adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn),
+        # As an array, costs compile nothing. What "auto" has learned takes the place of `relative_step_time`.
+        costs=adaptive.costs(lookahead) if learned is None else learned.costs(options.learn),
         tokenizer=tokenizer,
-        learned=so_far if options.learn else None,
+        learned=learned if options.learn else None,
         programs=None if options.programs is None else saved_programs.find(options.programs, device),
     )
 
@@ -170,9 +172,9 @@ def fill(params: Params, setup: Setup, prompts: list[np.ndarray], options: Optio
 def make_each(
     prompt: Prompts, options: Options, config: DecodeConfig, capacity: int
 ) -> tuple[DecodeRequest, dict[int, Exception]]:
-    """Makes a request from prompts of which an engine decodes each one alone.
+    """Makes a request from prompts that an engine takes one by one, each as a row of its own.
 
-    Stop strings and grammars are left to the engine, whose rows have tables of a size of their own.
+    Stop strings and grammars are checked. The engine builds their automata, in tables of a size of its own.
 
     Args:
       prompt: of `jlade.generate`.
@@ -325,7 +327,7 @@ def _check_key(key: Any, batch_size: int) -> jax.Array:
 def make_key(seed: int) -> jax.Array:
     """Returns `jax.random.key(seed)` for a seed from 0 to 2**32 - 1.
 
-    JAX traces and compiles a program for that, which takes longer than a first step.
+    It is made from its words where that is the same key: JAX would compile a program, which takes longer than a step.
     """
     if jax.config.values["jax_default_prng_impl"] != "threefry2x32" or jax.config.values["jax_random_seed_offset"]:
         return jax.random.key(seed)

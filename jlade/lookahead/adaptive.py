@@ -25,7 +25,7 @@ MEMORY = 32  # steps over which means are taken, approximately
 LONG_MEMORY = 512  # forecasts of plain steps after which earlier drafts count little
 TRUSTED = 4.0  # drafted tokens that count as forecast and accepted before the first ones
 MIN_TREE = 3  # tokens of the smallest tree: on CPUs a step of 2 tokens takes as long as one of 4
-MAX_REST = 16  # plain steps without drafts before the next forecast; doubled after each one that advises another
+MAX_REST = 16  # most plain steps without drafts in a row: 1 first, twice as many after each plain forecast
 
 
 class Level(NamedTuple):
@@ -45,12 +45,12 @@ REST = Level(PLAIN, makes_drafts=False)
 
 @flax.struct.dataclass
 class Pace:
-    """The level of the next step and the record at that level, shared by all sequences of a batch."""
+    """The level of the next step, and the record of the steps so far, shared by all sequences of a batch."""
 
     level: jax.Array  # [] int32, an index of `levels`: 0 for the full width, L for `REST`
     age: jax.Array  # [] int32, steps made since the last forecast
     wait: jax.Array  # [] int32, steps that rest until the next forecast
-    num_steps: jax.Array  # [L] int32, steps made at each level
+    num_steps: jax.Array  # [L] int32, steps made with each setting; those of `REST` count as plain ones
     # Numbers of drafted tokens, means over the sequences; the totals weigh later steps more:
     expected: jax.Array  # [] float32, that the next step accepts by its forecast
     forecast_total: jax.Array  # [] float32, that the steps so far were to accept by their forecasts
@@ -100,6 +100,7 @@ def start(costs: jax.Array) -> Pace:
 def forecast(tree: Tree, settings: Sequence[LookaheadConfig]) -> jax.Array:
     """Returns the tokens that a step with a tree is expected to accept with each setting [L] float32."""
     assert tree.costs is not None
+    # Costs of a tree are logarithms of probabilities, not times. Its most probable tokens come first.
     probability = jnp.exp2(tree.costs.astype(jnp.float32) / -BIT)
     return jnp.stack([1 + jnp.sum(probability[: setting.num_drafted]) for setting in settings])
 
@@ -111,7 +112,7 @@ def choose(pace: Pace, accepted: jax.Array, forecast: jax.Array, costs: jax.Arra
       pace: before the step.
       accepted: [] float32, mean number of tokens that the step accepted for a sequence.
       forecast: [L] float32, mean number of tokens that a step with each setting is expected to accept for a sequence; 0
-        where all have ended. The next step is then the first one of other sequences.
+        where all have ended: the next step, the first one of other sequences, has the cheapest width.
       costs: [L], cost of a step with each setting, in plain steps.
     """
     has_drafts, goes_on, drafted = pace.expected > 0, forecast[-1] > 0, jnp.maximum(forecast - 1, 0)

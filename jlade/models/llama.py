@@ -232,8 +232,8 @@ class Llama:
         Args:
           params: the parameters.
           mesh: a result of `jlade.models.sharding.mesh_for`.
-          absent: a `jax.Device` that is not attached and takes the place of that of `params`, or None: "auto" is its kernel if that
-            can run, as if it had passed its trial.
+          absent: a `jax.Device` that is not attached and takes the place of that of `params`, or None: "auto" is its
+            kernel if that can run, as if it had passed its trial.
 
         Raises:
           ValueError: `attention`, `experts` or `products` names a kernel that cannot run there.
