@@ -238,6 +238,9 @@ def mesh_agnostic(function: Callable[P, T]) -> Callable[P, T]:
 
     Called eagerly, it runs without the caller's mesh: arrays keep their places, and results on a mesh have axes of
     the caller's types. In a program of the caller the axes are Auto for it, and its results are whole on each device.
+
+    Each public function of arrays needs it: `jlade.prepare` sees neither the parameters of a later `jlade.decode` nor
+    the program of the caller in which it is traced.
     """
 
     @functools.wraps(function)

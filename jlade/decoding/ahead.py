@@ -5,7 +5,8 @@ returns the shapes of its results. The code that runs a model therefore also com
 `lower` and `compile` make: a later call with such arrays compiles nothing.
 
 `intercept(handler)` passes every such call to `handler`, which may compile it for another device or run a program of an
-earlier process. To run a decode under it is to list its programs.
+earlier process. To run a decode under it is to list its programs: a list beside the code would have to follow each of
+its changes.
 """
 
 import contextlib
