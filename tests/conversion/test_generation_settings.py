@@ -187,7 +187,7 @@ def test_named_settings_of_config_json(checkpoint):
             "bad_words_ids: sequences must be one or more lists of token ids from 0 to 12",
         ),
     ],
-    ids=str,
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_broken_settings_are_refused(read, settings, message, checkpoint):
     with pytest.raises(ValueError, match=rf"generation_config\.json: {message}"):
