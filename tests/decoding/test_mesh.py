@@ -167,7 +167,7 @@ def test_all_that_a_call_may_bring():
     assert second.text == first.text
     np.testing.assert_array_equal(second.statistics.ngrams, first.statistics.ngrams)
     np.testing.assert_array_equal(second.state.sources["pool"].ngrams, first.state.sources["pool"].ngrams)
-    *_, last = jlade.stream(placed, PROMPTS[0], **options)
+    *_, last = jlade.stream(placed, PROMPTS[0], **options, with_statistics=True)
     assert_same(last.generation, first)
 
     turn = [*PROMPTS[0], *first.tokens[0, : first.lengths[0]].tolist(), 3, 1]
