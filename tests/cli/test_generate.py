@@ -13,7 +13,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli.arguments import DEMO
+from jlade.cli import arguments
 from jlade.generation.results import NOT_FINITE
 from tests.cli.own_terminal import Terminal
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
@@ -148,7 +148,7 @@ def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_ke
     assert [each.finish_reason for each in expected] == [("stop",), ("length",)]
     printed = run(*files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "  1, 1", "--stop", "never")
     assert printed == "".join(f"{each.text[0]}\n" for each in expected)
-    shutil.copytree(DEMO, "stops")
+    shutil.copytree(arguments.DEMO, "stops")
     settings = {"stop_strings": controls["stop"], "eos_token_id": params.config.eos_ids}
     pathlib.Path("stops", "generation_config.json").write_text(json.dumps(settings))
     assert run(*files, *LIMIT, "--temperature", "1", "--seed", "7", "--model", "stops") == printed
