@@ -86,7 +86,6 @@ def make(params: Params, prompt: Prompts, options: Options, batch_size: int | No
     return fill(params, setup, ids, options)
 
 
-@mesh_lib.without_ambient_mesh()
 def resolve(params: Params, options: Options, batch_size: int) -> Setup:
     """Returns what the parameters and the options decide for calls with B prompts. Errors are those of `make`.
 
@@ -120,7 +119,6 @@ def resolve(params: Params, options: Options, batch_size: int) -> Setup:
     )
 
 
-@mesh_lib.without_ambient_mesh()
 def fill(params: Params, setup: Setup, prompts: list[np.ndarray], options: Options) -> DecodeRequest:
     """Makes a request from the token ids of prompts and what `resolve` has returned. Errors are those of `make`."""
     options = dataclasses.replace(options, tokenizer=setup.tokenizer)
