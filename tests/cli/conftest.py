@@ -59,6 +59,18 @@ def run(capsys):
 
 
 @pytest.fixture
+def printed(run):
+    """Returns a function that runs a command, which has no errors or warnings, and returns stdout."""
+
+    def run_(*arguments):
+        out, err = run(*arguments)
+        assert err == ""
+        return out
+
+    return run_
+
+
+@pytest.fixture
 def refused(capsys):
     """Returns a function that runs arguments that a command refuses without output, and returns its message."""
 

@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import re
@@ -42,15 +43,8 @@ def write_own(directory, save=conversion.save, change=lambda params: params):
 
 
 @pytest.fixture
-def inspect(run):
-    """Returns a function that runs the command, which warns of nothing, and returns stdout."""
-
-    def run_(*arguments):
-        out, err = run("inspect", *arguments)
-        assert err == ""
-        return out
-
-    return run_
+def inspect(printed):
+    return functools.partial(printed, "inspect")
 
 
 def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
