@@ -1,5 +1,8 @@
 """A short form of soak.py: calls of all kinds in one process, whose texts are right and leave no arrays."""
 
+import operator
+import time
+
 import pytest
 
 import jlade
@@ -33,9 +36,18 @@ def test_texts_are_right_and_leave_no_arrays(tiny):
     for seed in range(2):
         counts = soak.run(tiny, NUMBER, seed)
         assert counts.total() == NUMBER
-        held.append(soak.held())
+        held.append(lowest())
     assert held[1]["threads"] == held[0]["threads"]
     assert held[1]["arrays"] <= held[0]["arrays"] + (1 << 16)  # prefixes of the engine
+
+
+def lowest():
+    """Returns the least memory of two seconds: the engine may still copy the rows that a cancelled request leaves."""
+    measured = []
+    for _ in range(20):
+        measured.append(soak.held())
+        time.sleep(0.1)
+    return min(measured, key=operator.itemgetter("arrays"))
 
 
 def test_a_wrong_text_is_found(tiny):
