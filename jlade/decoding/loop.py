@@ -204,40 +204,41 @@ def _adaptive_loop(
 ) -> DecodeState:
     """Makes steps while `goes_on`, each at the level of the state's pace.
 
-    Each level has a loop of its own, within one around all of them: with a conditional in a single loop, compilers copy
-    the cache.
+    Steps that draft and steps that rest have loops of their own, within one around both: with a conditional around
+    whole steps, compilers copy the cache.
     """
-    levels = adaptive.levels(config.lookahead)
+    *drafting, _ = levels = adaptive.levels(config.lookahead)
     forecast = functools.partial(adaptive.forecast, settings=adaptive.settings(config.lookahead))
-    may_be_plain = _may_be_plain(carry.state, config)
+    may_be_plain, plain = _may_be_plain(carry.state, config), len(drafting)
     costs = carry.state.inputs.costs
     assert costs is not None
 
-    def is_at(index: int, carry: _Carry) -> jax.Array:
+    def rests(carry: _Carry) -> jax.Array:
         assert carry.state.pace is not None
-        level = carry.state.pace.level
-        if may_be_plain:
-            level = jnp.where(_has_drafts(carry.state, config), level, len(levels) - 1)
-        return goes_on(carry) & (level == index)
+        is_resting: jax.Array = carry.state.pace.level == plain
+        return is_resting | ~_has_drafts(carry.state, config) if may_be_plain else is_resting
 
-    def make_step(level: Level, carry: _Carry) -> _Carry:
+    def make_step(carry: _Carry) -> _Carry:
         before = carry.state
         assert before.pace is not None
-        after = step_lib.step(params, before, config, level)
+        after = step_lib.step_at(params, before, config, drafting, before.pace.level)
         accepted = _mean((after.num_tokens - before.num_tokens).astype(jnp.float32), ~before.done, config.mesh)
-        if level == adaptive.REST:
-            pace = adaptive.rest(before.pace)
-        else:
-            expected = _mean(jax.vmap(forecast)(after.drafts.tree), ~after.done, config.mesh)
-            pace = adaptive.choose(before.pace, accepted, expected, costs)
-        if may_be_plain and level == levels[-1]:
-            without = adaptive.pause(before.pace)
-            pace = jax.tree.map(functools.partial(jnp.where, _has_drafts(before, config)), pace, without)
+        expected = _mean(jax.vmap(forecast)(after.drafts.tree), ~after.done, config.mesh)
+        pace = adaptive.choose(before.pace, accepted, expected, costs)
         return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
-    def all_levels(carry: _Carry) -> _Carry:
-        for index, level in enumerate(levels):
-            carry = jax.lax.while_loop(functools.partial(is_at, index), functools.partial(make_step, level), carry)
-        return carry
+    def rest(carry: _Carry) -> _Carry:
+        before = carry.state
+        assert before.pace is not None
+        pace = adaptive.rest(before.pace)
+        if may_be_plain:
+            without = adaptive.pause(before.pace)
+            pace = jax.tree.map(functools.partial(jnp.where, _has_drafts(before, config)), pace, without)
+        after = step_lib.step(params, before, config, levels[-1])
+        return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
-    return jax.lax.while_loop(goes_on, all_levels, carry).state
+    def both(carry: _Carry) -> _Carry:
+        carry = jax.lax.while_loop(lambda carry: goes_on(carry) & ~rests(carry), make_step, carry)
+        return jax.lax.while_loop(lambda carry: goes_on(carry) & rests(carry), rest, carry)
+
+    return jax.lax.while_loop(goes_on, both, carry).state

@@ -15,23 +15,26 @@ The paper has no line for the cache. A step ends with its commit: the keys and v
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jlade.config import LookaheadConfig
 from jlade.constraints import constraint as constraints
 from jlade.decoding import prefill, sampling, sharding
 from jlade.decoding.block import Block, lay_out, passage
-from jlade.decoding.predict import Predictions, predict
+from jlade.decoding.predict import predict
 from jlade.decoding.state import DecodeConfig, DecodeState
-from jlade.decoding.verdict import Verdict, accept, verify
+from jlade.decoding.verdict import Verdict, verify
 from jlade.drafts import graded
 from jlade.drafts.source import Passage, Step, Text
-from jlade.drafts.sources import Drafts
+from jlade.drafts.sources import TABLE, Drafts
+from jlade.drafts.tree import Tree
 from jlade.lookahead import window
 from jlade.lookahead.adaptive import Level
-from jlade.models.base import Params
+from jlade.models.base import Cache, Params
 
 
 def step(
@@ -51,15 +54,104 @@ def step(
         the state's.
       until: for sequences that read their prompts in this step, see `lay_out`; None where none does.
     """
+    outcome, accepted = find_outcome(params, state, config, level, until)
+    cache = config.decoder.commit(state.cache, *accepted)
+    return conclude(state, state.drafts.tree.first(level.setting.num_drafted), outcome, cache, config, level)
+
+
+def step_at(
+    params: Params, state: DecodeState, config: DecodeConfig, levels: Sequence[Level], index: jax.Array
+) -> DecodeState:
+    """Returns the state after one step at the level `index` [] int32 of `levels`: see `step`.
+
+    All of them make drafts, none has a window, and the first one is the widest. What follows the verdict is compiled
+    once for all: it is the larger part of a program.
+    """
+    widest = levels[0].setting
+
+    def at(level: Level, state: DecodeState) -> tuple[Outcome, Accepted | Cache]:
+        outcome, accepted = find_outcome(params, state, config, level)
+        outcome, size = outcome.padded(widest), level.setting.block_size
+        if any(kv.shape[1] > size for kv in jax.tree.leaves(accepted.block_kv)):
+            return outcome, config.decoder.commit(state.cache, *accepted)  # it is a cache with the block in it
+        return outcome, accepted.alone(widest.max_accepted)
+
+    outcome, result = jax.lax.switch(index, [functools.partial(at, level) for level in levels], state)
+    cache = config.decoder.commit(state.cache, *result) if isinstance(result, Accepted) else result
+    num_drafted = jnp.array([level.setting.num_drafted for level in levels], jnp.int32)[index]
+    return conclude(state, state.drafts.tree.up_to(num_drafted), outcome, cache, config, levels[0])
+
+
+class Outcome(NamedTuple):
+    """What a step finds out about each sequence, fields [B, ...], before its state changes."""
+
+    makes_step: jax.Array  # [] bool, of the `Block`
+    num_read: jax.Array | None  # [] int32, of the `Block`
+    verdict: Verdict
+    window: jax.Array  # [W] int32, the model's tokens after the newest window row
+    predictions: jax.Array  # [1 + M] int32, those after the current token and each draft
+    best: jax.Array | None  # [1 + W + M, k] int32, of `Seen`, on each device those of the whole block
+    passage: Passage | None  # of `Seen`
+
+    def padded(self, setting: LookaheadConfig) -> "Outcome":
+        """Returns the outcome of a batch in the shapes of a wider step without a window; zeros stand for no draft."""
+        num_outputs, max_accepted = 1 + setting.num_drafted, setting.max_accepted
+        verdict = self.verdict
+        return self._replace(
+            verdict=verdict._replace(
+                tokens=_pad(verdict.tokens, max_accepted),
+                path=_pad(verdict.path, max_accepted - 1),
+                scores=jax.tree.map(functools.partial(_pad, size=max_accepted), verdict.scores),
+            ),
+            predictions=_pad(self.predictions, num_outputs),
+            best=None if self.best is None else _pad(self.best, num_outputs),
+        )
+
+
+class Accepted(NamedTuple):
+    """The arguments of `Decoder.commit` after the cache."""
+
+    block_kv: Any
+    indices: jax.Array  # [B, A] int32
+    num_accepted: jax.Array  # [B] int32
+
+    def alone(self, size: int) -> "Accepted":
+        """Returns the keys and values of accepted tokens alone, in arrays [B, size, ...] with zeros at the end."""
+        take = jax.vmap(lambda kv, indices: kv[indices])
+        block_kv = jax.tree.map(lambda kv: _pad(take(kv, self.indices), size), self.block_kv)
+        indices = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(self.indices), size))
+        return Accepted(block_kv, indices, self.num_accepted)
+
+
+def _pad(array: jax.Array, size: int) -> jax.Array:
+    """Returns [B, size, ...] with zeros after the entries of an array [B, T, ...]."""
+    return jnp.pad(array, [(0, 0), (0, size - array.shape[1]), *[(0, 0)] * (array.ndim - 2)])
+
+
+def find_outcome(
+    params: Params, state: DecodeState, config: DecodeConfig, level: Level, until: jax.Array | None = None
+) -> tuple[Outcome, Accepted]:
+    """Runs the model over the block of a step, and judges the drafts. Arguments are those of `step`."""
     block = lay_out(state, config, level, until)
     seen, block_kv = forward(params, state, block, config, level)
-    finish = functools.partial(_finish, config=config, level=level)
+
+    def judge(state: DecodeState, block: Block, seen: Seen) -> Outcome:
+        predictions = predict(state, block, seen.logits, config, level)
+        best = None if seen.best is None else block.gather(seen.best)
+        return Outcome(
+            block.makes_step,
+            block.num_read,
+            verify(state, block, predictions, config, level),
+            predictions.window,
+            predictions.tokens,
+            best,
+            seen.passage,
+        )
+
     # The cache stays outside of `jax.vmap`: sequences may share its pages.
     axes = sharding.batch_axes(sharding.state_specs(state.inputs, config)).with_cache(None)
-    finish_all = jax.vmap(finish, in_axes=(axes, block.axes, 0), out_axes=(axes, 0))
-    after, verdict = finish_all(state.with_cache(None), block, seen)
-    committed = block.committed(block_kv, verdict.path, verdict.num_accepted)
-    return after.with_cache(config.decoder.commit(state.cache, *committed))
+    outcome = jax.vmap(judge, in_axes=(axes, block.axes, 0))(state.with_cache(None), block, seen)
+    return outcome, Accepted(*block.committed(block_kv, outcome.verdict.path, outcome.verdict.num_accepted))
 
 
 class Seen(NamedTuple):
@@ -89,24 +181,74 @@ def forward(params: Params, state: DecodeState, block: Block, config: DecodeConf
     return Seen(logits, best[:, block.outputs], passage(state, block, best)), block_kv
 
 
-def _finish(
-    state: DecodeState, block: Block, seen: Seen, *, config: DecodeConfig, level: Level
-) -> tuple[DecodeState, Verdict]:
-    """Returns the state of one sequence after the step, and the verdict on its drafts. Neither state has the cache."""
-    predictions = predict(state, block, seen.logits, config, level)
-    verdict = verify(state, block, predictions, config, level)
-    after = accept(state, block, verdict)
-    after = dataclasses.replace(after, window=update_window(state, after, block, predictions, verdict, level))
+def conclude(
+    state: DecodeState,
+    tree: Tree,
+    outcome: Outcome,
+    cache: Cache,
+    config: DecodeConfig,
+    level: Level,
+) -> DecodeState:
+    """Returns the state after a step with an outcome, given the tree that the model read and the cache after it."""
+    axes = sharding.batch_axes(sharding.state_specs(state.inputs, config)).with_cache(None)
+    finish = functools.partial(_finish, config=config, level=level)
+    after = jax.vmap(finish, in_axes=(axes, 0, 0), out_axes=axes)(state.with_cache(None), tree, outcome)
+    return after.with_cache(cache)
+
+
+def _finish(state: DecodeState, tree: Tree, outcome: Outcome, *, config: DecodeConfig, level: Level) -> DecodeState:
+    """Returns the state of one sequence after the step. Neither state has the cache."""
+    after = accept(state, tree, outcome)
+    after = dataclasses.replace(after, window=update_window(state, after, outcome, level))
     if not level.makes_drafts:
-        return after.with_drafts(state.drafts.none()), verdict
-    observations = observe(state, after, block, seen, predictions, verdict, level)
+        return after.with_drafts(state.drafts.none())
+    verdict, observations = outcome.verdict, observe(state, after, tree, outcome, level)
     drafts = config.sources.learn(state.drafts, verdict.tokens, verdict.num_accepted, observations)
-    return after.with_drafts(draft(after, drafts, config)), verdict
+    return after.with_drafts(draft(after, drafts, config))
 
 
-def update_window(
-    state: DecodeState, after: DecodeState, block: Block, predictions: Predictions, verdict: Verdict, level: Level
-) -> jax.Array:
+def accept(state: DecodeState, tree: Tree, outcome: Outcome) -> DecodeState:
+    """Returns the state with the accepted tokens in its text, and the record of the step.
+
+    A sequence that reads its prompt, whose tokens it has already, only counts those that it read.
+    """
+    verdict = outcome.verdict
+    offset = jnp.arange(len(verdict.tokens), dtype=jnp.int32)
+    index = jnp.where(offset < verdict.num_accepted, state.num_tokens + offset, len(state.tokens))
+    num_new = verdict.num_accepted if outcome.num_read is None else verdict.num_accepted + outcome.num_read
+
+    def put(array: jax.Array, values: jax.Array) -> jax.Array:
+        return array.at[index].set(values, mode="drop")
+
+    def record(numbers: jax.Array, number: jax.Array) -> jax.Array:
+        return numbers.at[state.num_steps].set(jnp.where(outcome.makes_step, number, 0), mode="drop")
+
+    info, counts, contributed = state.info, state.counts, state.info.contributed
+    if counts is not None:
+        counts = sampling.count_accepted(counts, verdict.tokens, verdict.num_accepted)
+    if contributed is not None:
+        is_from = jnp.arange(len(TABLE), dtype=jnp.int32)[:, None] == tree.sources[verdict.path][None]
+        contributed += jnp.sum(is_from & (offset[None, 1:] < verdict.num_accepted), axis=1, dtype=jnp.int32)
+    return dataclasses.replace(
+        state,
+        tokens=put(state.tokens, verdict.tokens),
+        num_tokens=state.num_tokens + num_new,
+        num_steps=state.num_steps + outcome.makes_step.astype(jnp.int32),
+        done=state.done | verdict.ended,
+        stop_state=verdict.stop_state,
+        constraint_state=verdict.constraint_state,
+        counts=counts,
+        info=dataclasses.replace(
+            info,
+            accepted=record(info.accepted, verdict.num_accepted),
+            num_drafted=record(info.num_drafted, tree.size),
+            contributed=contributed,
+            logprobs=jax.tree.map(put, info.logprobs, verdict.scores),
+        ),
+    )
+
+
+def update_window(state: DecodeState, after: DecodeState, outcome: Outcome, level: Level) -> jax.Array:
     """Returns the next window, given the text after the step; a level without a window leaves it as it is.
 
     The predictions become the newest row and the oldest row leaves. If a row leaves for each accepted token, the
@@ -119,40 +261,32 @@ def update_window(
         key = sampling.key_at(state.inputs.key, sampling.WINDOW, state.num_tokens)
         shape = setting.max_accepted - 1, setting.window_size
         drawn = window.draw(key, after.tokens, after.num_tokens, math.prod(shape)).reshape(shape)
-        num_rows = jnp.maximum(verdict.num_accepted, 1)
-        updated = window.advance_by_token(state.window, predictions.window, drawn, num_rows)
+        num_rows = jnp.maximum(outcome.verdict.num_accepted, 1)
+        updated = window.advance_by_token(state.window, outcome.window, drawn, num_rows)
     else:
-        updated = window.advance(state.window, predictions.window)
-    return jnp.where(block.makes_step, updated, state.window)
+        updated = window.advance(state.window, outcome.window)
+    return jnp.where(outcome.makes_step, updated, state.window)
 
 
-def observe(
-    state: DecodeState,
-    after: DecodeState,
-    block: Block,
-    seen: Seen,
-    predictions: Predictions,
-    verdict: Verdict,
-    level: Level,
-) -> Step:
+def observe(state: DecodeState, after: DecodeState, tree: Tree, outcome: Outcome, level: Level) -> Step:
     """Returns what the sources of drafts learn from: the window's n-grams, the accepted text, and the predictions."""
-    setting = level.setting
+    setting, verdict = level.setting, outcome.verdict
     columns = state.window[:, : setting.window_size]
-    ngrams = window.ngrams(columns, state.tokens[state.num_tokens - 1], predictions.window)
+    ngrams = window.ngrams(columns, state.tokens[state.num_tokens - 1], outcome.window)
     # Before N-2 steps the columns still hold tokens of the random initial window.
-    are_from_model = block.makes_step & (state.num_steps >= setting.ngram_size - 2)
+    are_from_model = outcome.makes_step & (state.num_steps >= setting.ngram_size - 2)
     return Step(
         text=after.tokens,
         before=state.num_tokens,
         length=state.num_tokens + verdict.num_accepted,  # without prompt tokens that the sequence reads: see `passage`
         max_accepted=setting.max_accepted,
         window=columns,
-        ngrams=(ngrams, jnp.broadcast_to(are_from_model, predictions.window.shape)),
-        tree=block.tree,
+        ngrams=(ngrams, jnp.broadcast_to(are_from_model, outcome.window.shape)),
+        tree=tree,
         path=verdict.path,
-        predictions=predictions.tokens,
-        best=None if seen.best is None else block.gather(seen.best),
-        passage=seen.passage,
+        predictions=outcome.predictions,
+        best=outcome.best,
+        passage=outcome.passage,
     )
 
 

@@ -1,6 +1,5 @@
 """From predictions to a verdict, and to the text that it makes, for one sequence."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,6 @@ from jlade.decoding.block import Block
 from jlade.decoding.predict import Predictions
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState
-from jlade.drafts.sources import TABLE
 from jlade.lookahead.adaptive import Level
 from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
@@ -67,43 +65,3 @@ def verify(state: DecodeState, block: Block, predictions: Predictions, config: D
         scores = sampling.logprobs(logits, processed, agreed.tokens, config.top_logprobs)
     ended |= num_finite < num_agreed
     return Verdict(agreed.tokens, num_accepted, agreed.path, ended, stop_state, constraint_state, scores)
-
-
-def accept(state: DecodeState, block: Block, verdict: Verdict) -> DecodeState:
-    """Returns the state with the accepted tokens in its text, and the record of the step.
-
-    A sequence that reads its prompt, whose tokens it has already, only counts those that it read.
-    """
-    offset = jnp.arange(len(verdict.tokens), dtype=jnp.int32)
-    index = jnp.where(offset < verdict.num_accepted, state.num_tokens + offset, len(state.tokens))
-    num_new = verdict.num_accepted if block.num_read is None else verdict.num_accepted + block.num_read
-
-    def put(array: jax.Array, values: jax.Array) -> jax.Array:
-        return array.at[index].set(values, mode="drop")
-
-    def record(numbers: jax.Array, number: jax.Array) -> jax.Array:
-        return numbers.at[state.num_steps].set(jnp.where(block.makes_step, number, 0), mode="drop")
-
-    info, counts, contributed = state.info, state.counts, state.info.contributed
-    if counts is not None:
-        counts = sampling.count_accepted(counts, verdict.tokens, verdict.num_accepted)
-    if contributed is not None:
-        is_from = jnp.arange(len(TABLE), dtype=jnp.int32)[:, None] == block.tree.sources[verdict.path][None]
-        contributed += jnp.sum(is_from & (offset[None, 1:] < verdict.num_accepted), axis=1, dtype=jnp.int32)
-    return dataclasses.replace(
-        state,
-        tokens=put(state.tokens, verdict.tokens),
-        num_tokens=state.num_tokens + num_new,
-        num_steps=state.num_steps + block.makes_step.astype(jnp.int32),
-        done=state.done | verdict.ended,
-        stop_state=verdict.stop_state,
-        constraint_state=verdict.constraint_state,
-        counts=counts,
-        info=dataclasses.replace(
-            info,
-            accepted=record(info.accepted, verdict.num_accepted),
-            num_drafted=record(info.num_drafted, block.tree.size),
-            contributed=contributed,
-            logprobs=jax.tree.map(put, info.logprobs, verdict.scores),
-        ),
-    )

@@ -120,6 +120,11 @@ class Tree:
             costs=None if self.costs is None else self.costs[..., :size],
         )
 
+    def up_to(self, size: jax.Array) -> Self:
+        """Returns the tree without the tokens after the first `size` [] ones, in arrays of the same shapes."""
+        index = jnp.arange(self.tokens.shape[-1], dtype=jnp.int32)
+        return dataclasses.replace(self, tokens=jnp.where(index < size, self.tokens, NONE))
+
 
 @flax.struct.dataclass
 class Proposals:
