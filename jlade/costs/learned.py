@@ -43,6 +43,8 @@ GAIN = 0.8  # share of the difference to a call's time that the scale and the ra
 RETURN = 0.02  # share of their distance to 1 by which the ratios return with each call
 DISTURBED = 0.5  # most that a call may differ, in logarithms; what differs more is disturbed and counts as this much
 CONTEXT = 0.3  # time that 1,000 earlier tokens add to a step, relative to it, by the prior; about that of SmolLM2
+SAVED = 1 / 3  # share of the time of plain decoding that wider steps save; assumed
+COMPILATION = 10.0  # seconds that the programs of wider steps take to compile; about that on two cores
 MAX_NUMBER = 1e9  # of a file, and 1 / it the least one
 
 
@@ -52,15 +54,17 @@ class Learned:
     Args:
       prior: [K] times of the parts of a call, in plain steps, of which the last L are the steps at each level.
       num_levels: L.
+      plain_time: seconds of a plain step, by the data sheet.
       path: the file.
     """
 
-    def __init__(self, prior: np.ndarray, num_levels: int, path: pathlib.Path):
-        self._prior, self._num_levels, self._path = prior, num_levels, path
+    def __init__(self, prior: np.ndarray, num_levels: int, plain_time: float, path: pathlib.Path):
+        self._prior, self._num_levels, self._plain_time, self._path = prior, num_levels, plain_time, path
         self._ratios = np.ones(len(prior))  # [K] of the times to those of the prior
         self._scale = 0.0  # seconds of a plain step of the prior; 0 before the first call
         self._lock = threading.Lock()
         self._programs: set[Any] = set()
+        self._is_used = False  # whether a call has asked for its programs
         self.num_calls = 0  # of this process, that it has learned from
         self._read()
 
@@ -69,6 +73,16 @@ class Learned:
         times = (self._prior * self._ratios if learned else self._prior)[-self._num_levels :]
         times = np.minimum.accumulate(times)  # a narrower step takes no longer
         return (times / times[-1]).astype(np.float32)
+
+    def pays(self, num_tokens: int) -> bool:
+        """Returns whether the programs of wider steps pay for a call of this process, of `num_tokens` new tokens.
+
+        They do for the second call, as more seem to follow. The first one has to save the time of the compilation.
+        """
+        with self._lock:
+            is_first, self._is_used = not self._is_used, True
+            plain_time = self._scale * self._prior[-1] or self._plain_time
+        return not is_first or SAVED * plain_time * num_tokens > COMPILATION
 
     def learn(self, inputs: Inputs, config: DecodeConfig, num_steps: np.ndarray, seconds: float) -> None:
         """Learns from a call of `decode` with these arguments, except from the first with its programs: it compiles.
@@ -187,7 +201,8 @@ def find(
     prior = 1.0, *[step_time(size) for size, _ in chunks], CONTEXT, *steps.tolist()
     without_cost = dataclasses.replace(lookahead, relative_step_time=None)
     path = key.path.parent.with_name("costs") / key.name(without_cost, *calls)
-    return _find(prior, len(settings), path)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return _find(prior, len(settings), num_bytes / rates.bytes, path)
 
 
 def forget() -> None:
@@ -196,5 +211,5 @@ def forget() -> None:
 
 
 @functools.cache
-def _find(prior: tuple[float, ...], num_levels: int, path: pathlib.Path) -> Learned:
-    return Learned(np.array(prior), num_levels, path)
+def _find(prior: tuple[float, ...], num_levels: int, plain_time: float, path: pathlib.Path) -> Learned:
+    return Learned(np.array(prior), num_levels, plain_time, path)

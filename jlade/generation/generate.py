@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jlade import mesh
+from jlade.config import PLAIN
 from jlade.decoding import ahead, loop, prefill, sharding
 from jlade.decoding.state import DecodeState
 from jlade.generation import memory, results, saved_programs
@@ -117,9 +118,11 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
     """
     params = mesh.with_auto_axes(params)
     request = request_lib.make(params, prompt, options)
+    if options.streamer is not None:
+        request_lib.check_streamer(options.streamer, request)
+    request = _begun_plainly(request, options)
     if options.streamer is None:
         return run(params, request)
-    request_lib.check_streamer(options.streamer, request)
     return _feed(options.streamer, request, pieces(params, request))
 
 
@@ -133,7 +136,29 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
     params = mesh.with_auto_axes(params)
     request = request_lib.make(params, prompt, options)
     request_lib.check_single(request)
-    return pieces(params, request)
+    return pieces(params, _begun_plainly(request, options))
+
+
+def _begun_plainly(request: DecodeRequest, options: Options) -> DecodeRequest:
+    """Returns a request of "auto" with plain steps if the programs of wider ones would not pay: see `Learned.pays`.
+
+    They do where more is known than the prompt, or more is wanted than the text: a later call then goes on with it.
+    """
+    names = "state", "pool", "corpus", "prior", "prediction", "programs"
+    wants_more = options.with_statistics or options.keep_state
+    wants_more |= any(getattr(options, name) is not None for name in names)
+    agrees = request.config.mesh is None or not request.config.mesh.is_multi_process  # with other processes, as one
+    if request.learned is None or wants_more or not agrees:
+        return request
+    if request.learned.pays(int(np.max(request.inputs.stopping.max_new_tokens))):
+        return request
+    return dataclasses.replace(
+        request,
+        inputs=dataclasses.replace(request.inputs, costs=None, sources={}),
+        config=dataclasses.replace(request.config, lookahead=PLAIN),
+        learned=None,
+        reading=request.config,
+    )
 
 
 @mesh.without_ambient_mesh()
@@ -141,7 +166,14 @@ def run(params: Params, request: DecodeRequest) -> Generation:
     """Returns the result of a checked request."""
     begin = time.perf_counter()
     with _explained(params, request), _answered(params, request)():
-        return finish(loop.decode(params, request.inputs, request.config), request, begin)
+        params = sharding.put_params(params, request.config.mesh)
+        return finish(loop.run_steps(params, _start(params, request), request.config), request, begin)
+
+
+def _start(params: Params, request: DecodeRequest) -> DecodeState:
+    """Reads the prompts of a request, and returns the state before its first step."""
+    prefix = prefill.prefill(params, request.inputs, request.reading or request.config)
+    return prefill.start(prefix, request.inputs, request.config)
 
 
 def finish(state: DecodeState, request: DecodeRequest, begin: float) -> Generation:
@@ -155,12 +187,12 @@ def finish(state: DecodeState, request: DecodeRequest, begin: float) -> Generati
 def pieces(params: Params, request: DecodeRequest) -> Iterator[Piece]:
     """Yields the addition of each step to the one text of a checked request."""
     with _explained(params, request):
-        inputs, config, answered = request.inputs, request.config, _answered(params, request)
+        config, answered = request.config, _answered(params, request)
         with mesh.without_ambient_mesh(), answered():
             params = sharding.put_params(params, config.mesh)
-            state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
+            state = _start(params, request)
         detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
-        begin, done = int(inputs.lengths[0]), False
+        begin, done = int(request.inputs.lengths[0]), False
         while not done:
             with mesh.without_ambient_mesh(), answered():
                 state = loop.run_steps(params, state, config, max_steps=1)

@@ -55,6 +55,7 @@ class DecodeRequest:
     keep_state: bool = False
     learned: Learned | None = None  # of `Setup`
     programs: SavedPrograms | None = None  # of `Setup`
+    reading: DecodeConfig | None = None  # for reading the prompts, with the sources of a later call; None for `config`
 
 
 @keywords(Options)
