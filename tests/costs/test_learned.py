@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade.costs import choice, learned
-from jlade.decoding import prefill
+from jlade.decoding import ahead, prefill
 from jlade.generation import request
 from jlade.generation.options import Options
 from tests.compilations import recorded
@@ -19,7 +19,7 @@ PRIOR = np.array([1.0, 8.0, 2.0, 0.3, 1.77, 1.42, 1.24, 1.0])  # a call, two siz
 
 @pytest.fixture
 def fit(tmp_path):
-    return learned.Learned(PRIOR, 4, tmp_path / "costs.json")
+    return learned.Learned(PRIOR, 4, 1e-3, tmp_path / "costs.json")
 
 
 def calls(rng, number):
@@ -119,8 +119,9 @@ def compiled():
 def test_calls_teach_and_the_file_outlives_the_process(cache_directory, compiled):
     params = tiny_llama(3, num_layers=3)
     directory = cache_directory / "jlade" / "costs"
-    first = jlade.generate(params, [1, 2, 3], max_new_tokens=40)
-    assert (find(params).num_calls, directory.exists()) == (0, False), "the first call compiles"
+    first, again = (jlade.generate(params, [1, 2, 3], max_new_tokens=40) for _ in range(2))
+    assert_same_texts(again, first)
+    assert (find(params).num_calls, directory.exists()) == (0, False), "the first one is plain, the second one compiles"
     assert compiled
     before = find(params).costs()
     compiled.clear()
@@ -141,6 +142,39 @@ def test_calls_teach_and_the_file_outlives_the_process(cache_directory, compiled
     learned.forget()
     with pytest.warns(UserWarning, match="is ignored; later calls write it anew"):
         np.testing.assert_array_equal(find(params).costs(), before)
+
+
+@pytest.mark.parametrize(("plain_time", "num_tokens"), [(1e-3, 29_999), (0.3, 99)])
+def test_the_first_call_has_to_pay_for_its_programs(plain_time, num_tokens, tmp_path):
+    def fresh(name="costs.json"):
+        return learned.Learned(PRIOR, 4, plain_time, tmp_path / name)
+
+    assert fresh().pays(num_tokens + 2)
+    first = fresh()
+    assert [first.pays(num_tokens), first.pays(1)] == [False, True], "a second one seems not to be the last"
+    learn(fresh(), PRIOR, 8, second=2 * plain_time, noise=0)
+    assert fresh().pays(num_tokens), "by the time of earlier processes"
+
+
+@pytest.mark.slow
+def test_the_first_short_text_of_a_process_is_plain():
+    params, runs, readings = tiny_llama(3, num_layers=3), [], []
+
+    def record(call):
+        if call.program == "_read":
+            readings.append(call.settings)
+        return call.run()
+
+    learned.forget()
+    for options in ({}, {}, {"learn": False}):
+        with ahead.intercept(record):
+            runs.append(jlade.generate(params, [1, 2, 3], max_new_tokens=40, eos_ids=(), **options))
+        assert_same_texts(runs[-1], runs[0])
+    assert runs[0].steps.tolist() == [40] > runs[2].steps.tolist()
+    assert readings[0] == readings[1], "the second call compiles no other program that reads"
+    learned.forget()
+    state = jlade.generate(params, [1, 2, 3], max_new_tokens=40, keep_state=True).state
+    assert state.sources, "a chat goes on with it"
 
 
 def test_rounds_of_an_engine_have_costs_of_their_own():
@@ -186,7 +220,7 @@ def test_learn_false_neither_uses_nor_writes_anything(cache_directory):
     assert not (cache_directory / "jlade" / "costs").exists()
     for run in runs:
         np.testing.assert_array_equal(run.accepted, runs[0].accepted)
-    for _ in range(2):
+    for _ in range(3):
         jlade.generate(params, [1, 2, 3], max_new_tokens=40)
     inputs, _ = jlade.prepare(params, [1, 2, 3], max_new_tokens=40, learn=False)
     assert inputs.costs == pytest.approx([1.77, 1.42, 1.0], abs=0.05), "the estimate for a CPU"
@@ -199,7 +233,7 @@ def test_a_directory_that_cannot_be_written_to_stops_no_call(cache_directory):
     cache_directory.mkdir(exist_ok=True)
     (cache_directory / "jlade").write_text("a file")
     params = tiny_llama(3, num_layers=3)
-    for _ in range(3):
+    for _ in range(4):
         jlade.generate(params, [1, 2, 3], max_new_tokens=40)
     assert find(params).num_calls == 2
 

@@ -64,6 +64,17 @@ def test_the_first_use_compiles_and_other_values_do_not(change):
 
 
 @pytest.mark.slow
+def test_a_stream_compiles_its_steps_once():
+    """Those of an adaptive setting too, whose pace is part of the state."""
+    setting = jlade.LookaheadConfig.tree(6, sources=("suffix",), relative_step_time=1.2)
+    options = {"max_new_tokens": 8, "eos_ids": (), "lookahead": setting}
+    with recorded("jaxpr_to_mlir") as events:
+        pieces = list(jlade.stream(tiny_llama(**SHAPE), [1, 2, 3], **options))
+    assert len(pieces) > 1
+    assert [facts["fun_name"] for _, facts in events].count("jit(_run)") == 1
+
+
+@pytest.mark.slow
 def test_an_engine_with_other_weights_compiles_nothing():
     def decoded(seed):
         with jlade.Engine(tiny_llama(seed, **SHAPE), max_sequences=1, capacity=32, lookahead=PAPER) as engine:

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import jlade
 from jlade import LookaheadConfig, NGramConfig, NGramPool, SamplingConfig
-from jlade.decoding import loop
+from jlade.decoding import prefill
 from jlade.drafts import graded
 from tests import reference
 from tests.texts import assert_same_texts
@@ -65,7 +65,8 @@ def test_only_what_is_new_is_read(monkeypatch):
     texts = [[*p, *row.tolist(), 5, 6] for p, row in zip([[3, 1, 4], [1]], first.tokens, strict=True)]
     seen = []
     prefix = generate([3, 1, 4, 1, 5], max_new_tokens=1)
-    monkeypatch.setattr(loop, "decode", lambda params, inputs, config: seen.append(inputs) or first.state)
+    read = prefill.prefill
+    monkeypatch.setattr(prefill, "prefill", lambda *given: seen.append(given[1]) or read(*given))
     generate(texts, state=first.state)
     cache = seen[0].cache
     assert cache.length.tolist() == [len(text) - 3 for text in texts]
