@@ -202,43 +202,25 @@ def _mean(numbers: jax.Array, running: jax.Array, mesh: Mesh | None) -> jax.Arra
 def _adaptive_loop(
     params: Params, carry: _Carry, goes_on: Callable[[_Carry], jax.Array], config: DecodeConfig
 ) -> DecodeState:
-    """Makes steps while `goes_on`, each at the level of the state's pace.
-
-    Steps that draft and steps that rest have loops of their own, within one around both: with a conditional around
-    whole steps, compilers copy the cache.
-    """
-    *drafting, _ = levels = adaptive.levels(config.lookahead)
-    forecast = functools.partial(adaptive.forecast, settings=adaptive.settings(config.lookahead))
-    may_be_plain, plain = _may_be_plain(carry.state, config), len(drafting)
-    costs = carry.state.inputs.costs
+    """Makes steps while `goes_on`, each at the level of the state's pace."""
+    widths = adaptive.settings(config.lookahead)
+    may_be_plain, costs = _may_be_plain(carry.state, config), carry.state.inputs.costs
     assert costs is not None
 
-    def rests(carry: _Carry) -> jax.Array:
-        assert carry.state.pace is not None
-        is_resting: jax.Array = carry.state.pace.level == plain
-        return is_resting | ~_has_drafts(carry.state, config) if may_be_plain else is_resting
-
     def make_step(carry: _Carry) -> _Carry:
-        before = carry.state
-        assert before.pace is not None
-        after = step_lib.step_at(params, before, config, drafting, before.pace.level)
-        accepted = _mean((after.num_tokens - before.num_tokens).astype(jnp.float32), ~before.done, config.mesh)
-        expected = _mean(jax.vmap(forecast)(after.drafts.tree), ~after.done, config.mesh)
-        pace = adaptive.choose(before.pace, accepted, expected, costs)
-        return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
-
-    def rest(carry: _Carry) -> _Carry:
-        before = carry.state
-        assert before.pace is not None
-        pace = adaptive.rest(before.pace)
+        before, has_drafts = carry.state, jnp.ones((), bool)
+        pace = before.pace
+        assert pace is not None
         if may_be_plain:
-            without = adaptive.pause(before.pace)
-            pace = jax.tree.map(functools.partial(jnp.where, _has_drafts(before, config)), pace, without)
-        after = step_lib.step(params, before, config, levels[-1])
+            has_drafts = _has_drafts(before, config)
+        level = jnp.where(has_drafts, pace.level, len(widths))
+        after = step_lib.step_at(params, before, config, widths, level)
+        accepted = _mean((after.num_tokens - before.num_tokens).astype(jnp.float32), ~before.done, config.mesh)
+        forecast = jax.vmap(functools.partial(adaptive.forecast, settings=widths))(after.drafts.tree)
+        expected = _mean(forecast, ~after.done, config.mesh)
+        paces = adaptive.pause(pace), adaptive.rest(pace), adaptive.choose(pace, accepted, expected, costs)
+        case = jnp.where(has_drafts, jnp.where(level == len(widths), 1, 2), 0)
+        pace = jax.tree.map(lambda *values: jax.lax.select_n(case, *values), *paces)
         return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
-    def both(carry: _Carry) -> _Carry:
-        carry = jax.lax.while_loop(lambda carry: goes_on(carry) & ~rests(carry), make_step, carry)
-        return jax.lax.while_loop(lambda carry: goes_on(carry) & rests(carry), rest, carry)
-
-    return jax.lax.while_loop(goes_on, both, carry).state
+    return jax.lax.while_loop(goes_on, make_step, carry).state

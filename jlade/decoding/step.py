@@ -55,31 +55,42 @@ def step(
       until: for sequences that read their prompts in this step, see `lay_out`; None where none does.
     """
     outcome, accepted = find_outcome(params, state, config, level, until)
-    cache = config.decoder.commit(state.cache, *accepted)
-    return conclude(state, state.drafts.tree.first(level.setting.num_drafted), outcome, cache, config, level)
+    tree = state.drafts.tree.first(level.setting.num_drafted)
+    after = accept(state, tree, outcome, config, level).with_cache(config.decoder.commit(state.cache, *accepted))
+    drafts = learn(state, after, tree, outcome, config, level) if level.makes_drafts else state.drafts.none()
+    return after.with_drafts(drafts)
 
 
 def step_at(
-    params: Params, state: DecodeState, config: DecodeConfig, levels: Sequence[Level], index: jax.Array
+    params: Params, state: DecodeState, config: DecodeConfig, widths: Sequence[LookaheadConfig], level: jax.Array
 ) -> DecodeState:
-    """Returns the state after one step at the level `index` [] int32 of `levels`: see `step`.
+    """Returns the state after one step at one of the levels of `adaptive.levels`, an index [] int32: see `step`.
 
-    All of them make drafts, none has a window, and the first one is the widest. What follows the verdict is compiled
-    once for all: it is the larger part of a program.
+    The `widths` are those of all levels, the widest first and the plain one, with which steps rest too, last. None has
+    a window. Each has a forward pass of its own. All else, the larger part of a program, is compiled once.
     """
-    widest = levels[0].setting
+    widest, rests = Level(widths[0]), level >= len(widths)
 
-    def at(level: Level, state: DecodeState) -> tuple[Outcome, Accepted | Cache]:
-        outcome, accepted = find_outcome(params, state, config, level)
-        outcome, size = outcome.padded(widest), level.setting.block_size
+    def at(setting: LookaheadConfig, state: DecodeState) -> tuple[Outcome, Accepted | Cache]:
+        outcome, accepted = find_outcome(params, state, config, Level(setting))
+        outcome, size = outcome.padded(widest.setting), setting.block_size
         if any(kv.shape[1] > size for kv in jax.tree.leaves(accepted.block_kv)):
             return outcome, config.decoder.commit(state.cache, *accepted)  # it is a cache with the block in it
-        return outcome, accepted.alone(widest.max_accepted)
+        return outcome, accepted.alone(widest.setting.max_accepted)
 
-    outcome, result = jax.lax.switch(index, [functools.partial(at, level) for level in levels], state)
+    index = jnp.minimum(level, len(widths) - 1)
+    outcome, result = jax.lax.switch(index, [functools.partial(at, setting) for setting in widths], state)
+    tree = state.drafts.tree.up_to(jnp.array([setting.num_drafted for setting in widths], jnp.int32)[index])
     cache = config.decoder.commit(state.cache, *result) if isinstance(result, Accepted) else result
-    num_drafted = jnp.array([level.setting.num_drafted for level in levels], jnp.int32)[index]
-    return conclude(state, state.drafts.tree.up_to(num_drafted), outcome, cache, config, levels[0])
+    after = accept(state, tree, outcome, config, widest).with_cache(cache)
+
+    def learn_once(pending: tuple[jax.Array, Drafts]) -> tuple[jax.Array, Drafts]:
+        before = state.with_drafts(pending[1])
+        return jnp.zeros((), bool), learn(before, after, tree, outcome, config, widest)
+
+    # A loop writes to pools and tables in place. Compilers copy those that a conditional returns.
+    _, drafts = jax.lax.while_loop(lambda pending: pending[0], learn_once, (~rests, state.drafts))
+    return after.with_drafts(drafts.none(where=rests))
 
 
 class Outcome(NamedTuple):
@@ -117,7 +128,7 @@ class Accepted(NamedTuple):
 
     def alone(self, size: int) -> "Accepted":
         """Returns the keys and values of accepted tokens alone, in arrays [B, size, ...] with zeros at the end."""
-        take = jax.vmap(lambda kv, indices: kv[indices])
+        take: Any = jax.vmap(lambda kv, indices: kv[indices])
         block_kv = jax.tree.map(lambda kv: _pad(take(kv, self.indices), size), self.block_kv)
         indices = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(self.indices), size))
         return Accepted(block_kv, indices, self.num_accepted)
@@ -148,9 +159,7 @@ def find_outcome(
             seen.passage,
         )
 
-    # The cache stays outside of `jax.vmap`: sequences may share its pages.
-    axes = sharding.batch_axes(sharding.state_specs(state.inputs, config)).with_cache(None)
-    outcome = jax.vmap(judge, in_axes=(axes, block.axes, 0))(state.with_cache(None), block, seen)
+    outcome = jax.vmap(judge, in_axes=(_axes(state, config), block.axes, 0))(state.with_cache(None), block, seen)
     return outcome, Accepted(*block.committed(block_kv, outcome.verdict.path, outcome.verdict.num_accepted))
 
 
@@ -181,33 +190,38 @@ def forward(params: Params, state: DecodeState, block: Block, config: DecodeConf
     return Seen(logits, best[:, block.outputs], passage(state, block, best)), block_kv
 
 
-def conclude(
-    state: DecodeState,
-    tree: Tree,
-    outcome: Outcome,
-    cache: Cache,
-    config: DecodeConfig,
-    level: Level,
-) -> DecodeState:
-    """Returns the state after a step with an outcome, given the tree that the model read and the cache after it."""
-    axes = sharding.batch_axes(sharding.state_specs(state.inputs, config)).with_cache(None)
-    finish = functools.partial(_finish, config=config, level=level)
-    after = jax.vmap(finish, in_axes=(axes, 0, 0), out_axes=axes)(state.with_cache(None), tree, outcome)
-    return after.with_cache(cache)
+def accept(state: DecodeState, tree: Tree, outcome: Outcome, config: DecodeConfig, level: Level) -> DecodeState:
+    """Returns the state after a step but for its drafts and without a cache, given the tree that the model read."""
+
+    def of_sequence(state: DecodeState, tree: Tree, outcome: Outcome) -> DecodeState:
+        after = add_to_text(state, tree, outcome)
+        return dataclasses.replace(after, window=update_window(state, after, outcome, level))
+
+    axes = _axes(state, config)
+    return jax.vmap(of_sequence, in_axes=(axes, 0, 0), out_axes=axes)(state.with_cache(None), tree, outcome)
 
 
-def _finish(state: DecodeState, tree: Tree, outcome: Outcome, *, config: DecodeConfig, level: Level) -> DecodeState:
-    """Returns the state of one sequence after the step. Neither state has the cache."""
-    after = accept(state, tree, outcome)
-    after = dataclasses.replace(after, window=update_window(state, after, outcome, level))
-    if not level.makes_drafts:
-        return after.with_drafts(state.drafts.none())
-    verdict, observations = outcome.verdict, observe(state, after, tree, outcome, level)
-    drafts = config.sources.learn(state.drafts, verdict.tokens, verdict.num_accepted, observations)
-    return after.with_drafts(draft(after, drafts, config))
+def learn(
+    state: DecodeState, after: DecodeState, tree: Tree, outcome: Outcome, config: DecodeConfig, level: Level
+) -> Drafts:
+    """Returns the drafts for the next step, by sources that have learned from this one. `after` is of `accept`."""
+
+    def of_sequence(state: DecodeState, after: DecodeState, tree: Tree, outcome: Outcome) -> Drafts:
+        verdict, observations = outcome.verdict, observe(state, after, tree, outcome, level)
+        drafts = config.sources.learn(state.drafts, verdict.tokens, verdict.num_accepted, observations)
+        return draft(after, drafts, config)
+
+    axes = _axes(state, config)
+    states = state.with_cache(None), after.with_cache(None)
+    return jax.vmap(of_sequence, in_axes=(axes, axes, 0, 0))(*states, tree, outcome)
 
 
-def accept(state: DecodeState, tree: Tree, outcome: Outcome) -> DecodeState:
+def _axes(state: DecodeState, config: DecodeConfig) -> DecodeState:
+    """Returns the axes of `jax.vmap` for a state without its cache: sequences may share the pages of that."""
+    return sharding.batch_axes(sharding.state_specs(state.inputs, config)).with_cache(None)
+
+
+def add_to_text(state: DecodeState, tree: Tree, outcome: Outcome) -> DecodeState:
     """Returns the state with the accepted tokens in its text, and the record of the step.
 
     A sequence that reads its prompt, whose tokens it has already, only counts those that it read.

@@ -47,11 +47,11 @@ class Drafts:
     record: Record | None  # of the kinds of all sources; None for a static form
     states: dict[str, State]  # by source
 
-    def none(self) -> Self:
-        """Returns drafts without tokens, for a text that went on without them."""
+    def none(self, where: jax.Array | bool = True) -> Self:
+        """Returns drafts without tokens, for a text that went on without them; only `where` [] it did."""
 
         def clear(tokens: jax.Array) -> jax.Array:
-            return jnp.full_like(tokens, NONE)
+            return jnp.where(where, NONE, tokens)
 
         proposals = self.proposals
         if proposals is not None:

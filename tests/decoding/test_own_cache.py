@@ -8,7 +8,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.decoding import loop
+from jlade.decoding import prefill
 from tests import own_caches
 from tests.decoding.test_programs import copies_in_loops, copies_in_steps
 from tests.own_caches import ROOM, WIDTH, Recurrent, Slots
@@ -51,7 +51,8 @@ def test_a_later_turn_reads_what_is_new_if_the_cache_can_be_shortened_to_it(deco
         out = generate(decoder, prompt, state=first.state)
         assert out.tokens[0].tolist() == continued(decoder, tuple(prompt))
     seen = []
-    monkeypatch.setattr(loop, "decode", lambda params, inputs, config: seen.append(inputs.cache) or first.state)
+    read = prefill.prefill
+    monkeypatch.setattr(prefill, "prefill", lambda *given: seen.append(given[1].cache) or read(*given))
     for prompt in (longer, leaving):
         generate(decoder, prompt, state=first.state)
     can_be_shortened = isinstance(decoder, Slots)

@@ -8,7 +8,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, NGramConfig, SamplingConfig
-from jlade.decoding import loop
+from jlade.decoding import prefill
 from tests.models.test_families import checkpoint
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, tiny_llama
@@ -119,7 +119,8 @@ def test_turns_of_a_conversation():
 def test_only_a_ring_that_is_full_is_emptied(monkeypatch):
     short, long = generate([3, 1, 4], max_new_tokens=5), generate([3, 1, 4], max_new_tokens=7)
     seen = []
-    monkeypatch.setattr(loop, "decode", lambda params, inputs, config: seen.append(inputs.cache) or short.state)
+    read = prefill.prefill
+    monkeypatch.setattr(prefill, "prefill", lambda *given: seen.append(given[1].cache) or read(*given))
     text = [3, 1, 4, *long.tokens[0].tolist()]
     for state in (short.state, long.state):  # with 7 and 9 tokens in the cache
         for prompt in ([*text, 5, 6], text[:5]):
