@@ -56,7 +56,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         prompts or one for each; 0 by default.
       lookahead: the window and the drafts of a step; None for plain decoding, one token a step; "auto", the default,
         for the setting that `jlade.tune` found on this device for this model and batch size, or an estimate if it did
-        not run. "auto" makes narrower steps where wide ones do not pay. A setting that is known to be slower than plain
+        not run. "auto" makes narrower steps where wide ones do not pay, and plain ones in the first call of a process
+        if its text is too short to pay for their compilation. A setting that is known to be slower than plain
         decoding here is logged once, at INFO by the logger "jlade".
       sampling: how tokens are drawn, for all prompts or one for each; greedy by default. Other values compile nothing;
         a control that was not used before does.
