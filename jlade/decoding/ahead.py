@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from jlade.decoding import room
+from jlade.decoding import room, status
 
 T = TypeVar("T")
 
@@ -96,6 +96,7 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
                 _here.depth -= 1
                 if _here.traced and not _here.depth:
                     _here.traced = False
+                    status.end_program()
                     programs.gain()
             return results
 
@@ -110,7 +111,9 @@ class _Programs(room.Programs):
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]):
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            _here.traced = _here.depth > 0
+            if _here.depth and not _here.traced:
+                _here.traced = True
+                status.begin_program()
             return function(*args, **kwargs)
 
         self.jitted: Any = jax.jit(traced, **options)
