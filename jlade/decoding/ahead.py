@@ -116,8 +116,9 @@ class _Programs(room.Programs):
                 status.begin_program()
             return function(*args, **kwargs)
 
-        self.jitted: Any = jax.jit(traced, **options)
-        super().__init__(self.jitted.clear_cache)
+        jitted: Any = jax.jit(traced, **options)  # for type checkers it has no `clear_cache`
+        super().__init__(jitted.clear_cache)
+        self.jitted = jitted
 
 
 class _Here(threading.local):
