@@ -1,6 +1,6 @@
 """What the commands show on a terminal: what they are doing, progress bars, answers as they come, tables of speed.
 
-`jlade.cli` imports this module before JAX, so it imports nothing of jlade.
+`jlade.cli` imports this module before JAX, so it imports nothing that imports JAX.
 """
 
 import contextlib
@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import operator
-import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -25,6 +24,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from jlade.decoding.status import Status as Status
+from jlade.decoding.status import compiling, viewers
+
 NARROW = 72  # columns
 STEP_STYLES = ("bright_cyan", "bright_magenta", "bright_yellow", "bright_green")
 
@@ -34,51 +36,11 @@ Show = Callable[[str, int, str], None]
 """Shows the text of a step, coloured by its number of tokens, and the status of the answer."""
 
 
-class Status(contextlib.AbstractContextManager["Status"]):
-    """What a command is doing, with the seconds since it began: "compiling, 12 s".
-
-    It is shown on stderr if that is a terminal, until `clear` or the end of the block.
-
-    Args:
-      doing: the first activity.
-      above: lines to show above it, for example the prompt.
-    """
-
-    def __init__(self, doing: str, above: RenderableType | None = None):
-        self._doing, self._begin, self._above = doing, time.monotonic(), above
-        console = Console(stderr=True)
-        self._live = Live(
-            console=console,
-            get_renderable=self._lines,
-            transient=True,
-            auto_refresh=console.is_terminal,
-            redirect_stdout=False,  # it may be a pipe or a file
-            redirect_stderr=False,
-        )
-        if console.is_terminal:
-            self._live.start(refresh=True)
-
-    def say(self, doing: str) -> None:
-        """Shows another activity, which begins now."""
-        self._doing, self._begin = doing, time.monotonic()
-        if self._live.is_started:
-            self._live.refresh()
-
-    def clear(self) -> None:
-        """Removes the line."""
-        self._live.stop()
-
-    def __exit__(self, *error: object) -> None:
-        self.clear()
-
-    def _lines(self) -> RenderableType:
-        seconds = int(time.monotonic() - self._begin)
-        line = Text(f"{self._doing}, {seconds} s" if seconds else self._doing, style="dim")
-        return line if self._above is None else Group(self._above, line)
-
-
 class Bars(Progress):
-    """Progress bars on stderr, if that is a terminal: columns, the bar, the time since its beginning, and that left."""
+    """Progress bars on stderr, if that is a terminal: columns, the bar, the time since its beginning, and that left.
+
+    The line of `status.compiling` is below them.
+    """
 
     def __init__(self, *columns: ProgressColumn, last: tuple[ProgressColumn, ...] = (), hidden: bool = False):
         console = Console(stderr=True)
@@ -94,6 +56,20 @@ class Bars(Progress):
             redirect_stdout=False,
             speed_estimate_period=math.inf,  # a piece may take minutes
         )
+
+    def start(self) -> None:
+        if not self.disable:
+            viewers.add(self)
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        viewers.discard(self)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if line := compiling():
+            yield Text(line, style="dim")
 
     def begin(self, description: str, total: float | None, num_done: int = 0) -> Callable[[float], None]:
         """Adds a bar, whose speed is measured from now on, and returns a function that advances it."""
@@ -154,8 +130,12 @@ def live_answer(console: Console) -> Iterator[Show]:
         if scrolled:
             console.print(*scrolled, sep="\n")
 
-    with Live(below, console=console, refresh_per_second=20):
-        yield show
+    viewers.add(below)
+    try:
+        with Live(below, console=console, refresh_per_second=20):
+            yield show
+    finally:
+        viewers.discard(below)
 
 
 class _Below:
@@ -164,7 +144,7 @@ class _Below:
     row = status = Text()
 
     def __rich__(self) -> Group:
-        return Group(self.row, self.status)
+        return Group(self.row, Text(compiling(), style="dim") or self.status)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,13 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+
+from jlade.decoding import room, status
 
 T = TypeVar("T")
 
@@ -62,31 +65,69 @@ def intercept(handler: Handler | None) -> Iterator[None]:
 def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Returns a decorator like `jax.jit` with these options, for a function whose first arrays may be shapes.
 
-    Its static arguments have names, and come last.
+    Its static arguments have names, and come last. The programs of each choice of them are dropped together when the
+    process has little room for more (`jlade.decoding.room`).
     """
-    names = options.get("static_argnames", ())
-    static = {names} if isinstance(names, str) else set(names)
+    given = options.get("static_argnames", ())
+    static = {given} if isinstance(given, str) else set(given)
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        jitted = jax.jit(function, **options)
-        signature = functools.cache(functools.partial(inspect.signature, function))
+        parameters = list(inspect.signature(function).parameters)
+        num_arrays, names = len(parameters) - len(static), parameters[len(parameters) - len(static) :]
+        assert set(names) == static, (function, names)
+        made: dict[tuple[Any, ...], _Programs] = {}
 
-        @functools.wraps(jitted)
+        @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
+            named = dict(zip(names, args[num_arrays:], strict=False)) | kwargs
+            arrays, settings = args[:num_arrays], {name: named[name] for name in names}
+            key = tuple(settings.values())
+            programs = made.get(key) or made.setdefault(key, _Programs(function, options))
+            programs.use()
             handler = _handler.get()
-            if handler is not None:
-                arguments = signature().bind(*args, **kwargs).arguments
-                arrays = tuple(value for name, value in arguments.items() if name not in static)
-                settings = {name: value for name, value in arguments.items() if name in static}
-                with intercept(None):
-                    results: T = handler(Call(function.__name__, function, options, jitted, arrays, settings))
-                return results
-            results = _run(jitted, args, kwargs)
+            _here.depth += 1
+            try:
+                if handler is None:
+                    results: T = _run(programs.jitted, arrays, settings)
+                else:
+                    with intercept(None):
+                        results = handler(Call(function.__name__, function, options, programs.jitted, arrays, settings))
+            finally:
+                _here.depth -= 1
+                if _here.traced and not _here.depth:
+                    _here.traced = False
+                    status.end_program()
+                    programs.gain()
             return results
 
         return call
 
     return decorate
+
+
+class _Programs(room.Programs):
+    """The programs of a function with the same static arguments."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]):
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            if _here.depth and not _here.traced:
+                _here.traced = True
+                status.begin_program()
+            return function(*args, **kwargs)
+
+        jitted: Any = jax.jit(traced, **options)  # for type checkers it has no `clear_cache`
+        super().__init__(jitted.clear_cache)
+        self.jitted = jitted
+
+
+class _Here(threading.local):
+    """The calls of functions of `jit` in this thread that have not returned, and whether one of them has traced."""
+
+    depth, traced = 0, False
+
+
+_here = _Here()
 
 
 def is_shapes(arrays: Any) -> bool:

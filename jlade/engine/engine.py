@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.constraints.grammar import Grammar
-from jlade.decoding import ahead, sharding
+from jlade.decoding import ahead, room, sharding
 from jlade.engine import pages, reading, remembered, rows, width
 from jlade.engine.job import Job
 from jlade.engine.pages import PagePool
@@ -207,10 +207,12 @@ class Engine:
             PagePool(arrays, config, max_sequences, capacity, num_tokens) for arrays in (ahead.shapes(params), params)
         )
         self._programs = Programs(params, config, widths, self._size, shapes, beside)
-        self._answered: Context = contextlib.nullcontext
+        self._keeper = room.Keeper()
+        self._answered: Context = self._keeper.keeping
         # All or none: programs of both kinds would differ in where their results may go, and compile for each other.
         if setup.programs is not None and setup.programs.are_for(facts_of(self)):
-            self._answered = functools.partial(ahead.intercept, setup.programs.handler(lambda: facts_of(self)))
+            handler = setup.programs.handler(lambda: facts_of(self))
+            self._answered = functools.partial(_kept_and_answered, self._keeper, handler)
         self._reader = PromptReader(params, config, max_sequences, capacity, prefix_memory, self._programs, pool)
         self._running = Running(params, config, widths, self._programs, pool)
         scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
@@ -415,6 +417,7 @@ class Engine:
     def close(self) -> None:
         """Cancels all requests and ends the thread. Afterwards no requests are accepted."""
         self._worker.close()
+        self._keeper.end()
 
     def __enter__(self) -> Self:
         return self
@@ -482,6 +485,12 @@ class Engine:
         job.of_list, job.scores_prompt = of_list, scores
         self._worker.add(job, priority)
         return request
+
+
+@contextlib.contextmanager
+def _kept_and_answered(keeper: room.Keeper, handler: ahead.Handler) -> Iterator[None]:
+    with keeper.keeping(), ahead.intercept(handler):
+        yield
 
 
 def facts_of(engine: Engine) -> Facts:

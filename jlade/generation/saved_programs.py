@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from jlade import files
 from jlade import mesh as mesh_lib
 from jlade.costs import devices
-from jlade.decoding import ahead
+from jlade.decoding import ahead, room
 from jlade.decoding.ahead import Call, Handler
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.models.base import Params
@@ -104,6 +104,7 @@ class SavedPrograms:
         self._path, self._device, self._lock = path, device, threading.RLock()
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] = {}  # by their files; None for one that cannot be
+        self._in_memory: dict[str, room.Programs] = {}  # the same
         self._known: dict[tuple[Any, ...], tuple[str, str] | None] = {}  # by calls
         self._programs: list[dict[str, str]] = []
         self._facts: Facts = {}
@@ -121,6 +122,8 @@ class SavedPrograms:
             self._warn(f"the programs in {path} are not for this process, so they compile as usual: {differences}")
         else:
             self._programs = programs
+            for file in (each["file"] for each in programs):
+                self._in_memory[file] = room.Programs(functools.partial(self._loaded.pop, file, None))
 
     def are_for(self, facts: Facts) -> bool:
         """Returns whether the programs are all for what has these facts. If they are not, a warning says why once."""
@@ -168,11 +171,15 @@ class SavedPrograms:
 
     def _load(self, file: str, digest: str) -> Any:
         """Returns a program, None if it cannot be loaded."""
-        if file not in self._loaded:
+        self._in_memory[file].use()
+        try:
+            return self._loaded[file]
+        except KeyError:
             with self._lock:
                 if file not in self._loaded:  # by another thread
                     self._loaded[file] = self._read(file, digest)
-        return self._loaded[file]
+                    self._in_memory[file].gain()
+                return self._loaded.get(file)
 
     def _read(self, file: str, digest: str) -> Any:
         try:
