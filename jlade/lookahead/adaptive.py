@@ -139,7 +139,7 @@ def rest(pace: Pace) -> Pace:
     """Records a step that rested. After the last one of the wait a plain step makes drafts again."""
     age, plain = pace.age + 1, len(pace.num_steps) - 1
     goes_on = age < pace.wait
-    level = jnp.where(goes_on, plain + 1, plain)
+    level = jnp.where(goes_on, jnp.int32(plain + 1), plain)
     return dataclasses.replace(pace, level=level, age=age, num_steps=pace.num_steps.at[plain].add(1))
 
 
