@@ -19,6 +19,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -98,12 +99,18 @@ def described(named: Facts, params: Params, config: DecodeConfig, **more: Any) -
 
 
 class SavedPrograms:
-    """The programs of a directory, loaded when a call needs them."""
+    """The programs of a directory.
+
+    XLA takes seconds to load a large program. Those of a call begin to load at once, each in a thread; of those of an
+    engine, which may need few of them, each is loaded when it is needed.
+    """
 
     def __init__(self, path: pathlib.Path, device: jax.Device):
         self._path, self._device, self._lock = path, device, threading.RLock()
         self._warned: set[str] = set()
-        self._loaded: dict[str, Any] = {}  # by their files; None for one that cannot be
+        self._is_broken = False  # whether a program cannot be loaded
+        self._threads = futures.ThreadPoolExecutor(thread_name_prefix="jlade-programs")
+        self._loaded: dict[str, futures.Future[Any]] = {}  # by their files; of None for one that cannot be loaded
         self._known: dict[tuple[Any, ...], tuple[str, str] | None] = {}  # by calls
         self._programs: list[dict[str, str]] = []
         self._facts: Facts = {}
@@ -119,8 +126,11 @@ class SavedPrograms:
             return
         if differences:
             self._warn(f"the programs in {path} are not for this process, so they compile as usual: {differences}")
-        else:
-            self._programs = programs
+            return
+        self._programs = programs
+        if self._facts.get("use") == "call":
+            for each in programs:
+                self._load(each["file"], each["sha256"])
 
     def are_for(self, facts: Facts) -> bool:
         """Returns whether the programs are all for what has these facts. If they are not, a warning says why once."""
@@ -146,7 +156,7 @@ class SavedPrograms:
                 explained = True
                 now = facts()
                 reason = _differences(self._facts, now)
-                if reason or None not in self._loaded.values():  # which has been said
+                if reason or not self._is_broken:  # which has been said
                     reason = reason or f"there is no {call.program}"
                     self._warn(
                         f"the programs in {self._path} are not all for this {now['use']}, so others compile: {reason}"
@@ -164,15 +174,14 @@ class SavedPrograms:
             fitting = (each for each in self._programs if facts.items() <= each.items())
             self._known[key] = next(((each["file"], each["sha256"]) for each in fitting), None)
         known = self._known[key]
-        return None if known is None else self._load(*known)
+        return None if known is None else self._load(*known).result()
 
-    def _load(self, file: str, digest: str) -> Any:
-        """Returns a program, None if it cannot be loaded."""
-        if file not in self._loaded:
-            with self._lock:
-                if file not in self._loaded:  # by another thread
-                    self._loaded[file] = self._read(file, digest)
-        return self._loaded[file]
+    def _load(self, file: str, digest: str) -> futures.Future[Any]:
+        """Begins to load a program, unless that has begun."""
+        with self._lock:
+            if file not in self._loaded:
+                self._loaded[file] = self._threads.submit(self._read, file, digest)
+            return self._loaded[file]
 
     def _read(self, file: str, digest: str) -> Any:
         try:
@@ -184,6 +193,7 @@ class SavedPrograms:
                 program, arguments, results, self._device.client, execution_devices=[self._device]
             )
         except Exception as error:  # of XLA and of unpickling, which have no type of their own
+            self._is_broken = True
             self._warn(f"{self._path / file} cannot be loaded, so the program compiles as usual: {error}")
             return None
 
