@@ -584,7 +584,7 @@ def _read_settings(directory: pathlib.Path) -> None:
         sizes, seconds = list(stored.step_times), list(stored.step_times.values())
         assert all(np.interp(8, sizes, seconds) / seconds[0] > 0 for _ in sizes[:1])
         hash(stored.key), stored.effort, stored.key.devices
-    times = learned.Learned(np.array([1.0, 1.5, 1.0]), 2, directory / "learned.json")
+    times = learned.Learned(np.array([1.0, 1.5, 1.0]), 2, 1e-3, directory / "learned.json")
     costs = times.costs()
     assert np.isfinite(costs).all()
     assert (costs > 0).all()

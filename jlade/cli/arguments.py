@@ -17,6 +17,7 @@ from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS
 from jlade.conversion import location
 from jlade.errors import check_int
 from jlade.generation import request as request_lib
+from jlade.generation import saved_programs
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
@@ -400,6 +401,8 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     """
     if options.adapter is not None and options.model is None:
         raise ValueError(f"--adapter {options.adapter} needs --model, the model that it was trained on")
+    if getattr(options, "programs", None) is not None:
+        saved_programs.find(options.programs, mesh_lib.default_device())  # which load while the weights do
     params, tokenizer = jlade.load(
         options.model or DEMO,
         options.dtype,

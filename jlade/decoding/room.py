@@ -37,7 +37,7 @@ class Programs:
       drop: frees them, those that run when they end. The next call compiles or loads its program again.
     """
 
-    def __init__(self, drop: Callable[[], None]):
+    def __init__(self, drop: Callable[[], object]):
         self._drop = drop
         self._number = self._last_use = 0
 

@@ -19,6 +19,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -98,12 +99,18 @@ def described(named: Facts, params: Params, config: DecodeConfig, **more: Any) -
 
 
 class SavedPrograms:
-    """The programs of a directory, loaded when a call needs them."""
+    """The programs of a directory.
+
+    XLA takes seconds to load a large program. Those of a call begin to load at once, each in a thread; of those of an
+    engine, which may need few of them, each is loaded when it is needed.
+    """
 
     def __init__(self, path: pathlib.Path, device: jax.Device):
         self._path, self._device, self._lock = path, device, threading.RLock()
         self._warned: set[str] = set()
-        self._loaded: dict[str, Any] = {}  # by their files; None for one that cannot be
+        self._is_broken = False  # whether a program cannot be loaded
+        self._threads = futures.ThreadPoolExecutor(thread_name_prefix="jlade-programs")
+        self._loaded: dict[str, futures.Future[Any]] = {}  # by their files; of None for one that cannot be loaded
         self._in_memory: dict[str, room.Programs] = {}  # the same
         self._known: dict[tuple[Any, ...], tuple[str, str] | None] = {}  # by calls
         self._programs: list[dict[str, str]] = []
@@ -120,10 +127,13 @@ class SavedPrograms:
             return
         if differences:
             self._warn(f"the programs in {path} are not for this process, so they compile as usual: {differences}")
-        else:
-            self._programs = programs
-            for file in (each["file"] for each in programs):
-                self._in_memory[file] = room.Programs(functools.partial(self._loaded.pop, file, None))
+            return
+        self._programs = programs
+        for file in (each["file"] for each in programs):
+            self._in_memory[file] = room.Programs(functools.partial(self._loaded.pop, file, None))
+        if self._facts.get("use") == "call":
+            for each in programs:
+                self._load(each["file"], each["sha256"])
 
     def are_for(self, facts: Facts) -> bool:
         """Returns whether the programs are all for what has these facts. If they are not, a warning says why once."""
@@ -149,7 +159,7 @@ class SavedPrograms:
                 explained = True
                 now = facts()
                 reason = _differences(self._facts, now)
-                if reason or None not in self._loaded.values():  # which has been said
+                if reason or not self._is_broken:  # which has been said
                     reason = reason or f"there is no {call.program}"
                     self._warn(
                         f"the programs in {self._path} are not all for this {now['use']}, so others compile: {reason}"
@@ -167,19 +177,15 @@ class SavedPrograms:
             fitting = (each for each in self._programs if facts.items() <= each.items())
             self._known[key] = next(((each["file"], each["sha256"]) for each in fitting), None)
         known = self._known[key]
-        return None if known is None else self._load(*known)
+        return None if known is None else self._load(*known).result()
 
-    def _load(self, file: str, digest: str) -> Any:
-        """Returns a program, None if it cannot be loaded."""
+    def _load(self, file: str, digest: str) -> futures.Future[Any]:
+        """Begins to load a program, unless that has begun."""
         self._in_memory[file].use()
-        try:
+        with self._lock:
+            if file not in self._loaded:
+                self._loaded[file] = self._threads.submit(self._read, file, digest)
             return self._loaded[file]
-        except KeyError:
-            with self._lock:
-                if file not in self._loaded:  # by another thread
-                    self._loaded[file] = self._read(file, digest)
-                    self._in_memory[file].gain()
-                return self._loaded.get(file)
 
     def _read(self, file: str, digest: str) -> Any:
         try:
@@ -187,10 +193,13 @@ class SavedPrograms:
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError(f"its SHA-256 is not that in {MANIFEST}")
             program, arguments, results = pickle.loads(content)
-            return serialize_executable.deserialize_and_load(
+            loaded = serialize_executable.deserialize_and_load(
                 program, arguments, results, self._device.client, execution_devices=[self._device]
             )
+            self._in_memory[file].gain()
+            return loaded
         except Exception as error:  # of XLA and of unpickling, which have no type of their own
+            self._is_broken = True
             self._warn(f"{self._path / file} cannot be loaded, so the program compiles as usual: {error}")
             return None
 

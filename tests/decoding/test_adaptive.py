@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,6 +18,16 @@ def test_costs_need_a_forecast():
     inputs = dataclasses.replace(inputs, costs=np.array([2.0, 1.5, 1.0], np.float32))
     with pytest.raises(ValueError, match=r"Inputs\.costs must be None for a lookahead without a tree or with a window"):
         jlade.start(jlade.prefill(tiny_llama(2), inputs, config), inputs, config)
+
+
+def test_steps_keep_the_types_of_the_state():
+    """With others the second piece of a stream would compile the program of the first one again."""
+    params, lookahead = tiny_llama(2), LookaheadConfig.tree(7, relative_step_time=1.4)
+    inputs, config = jlade.prepare(params, [1, 2, 3], lookahead=lookahead, max_new_tokens=4)
+    before = jax.eval_shape(lambda: jlade.start(jlade.prefill(params, inputs, config), inputs, config))
+    after = jax.eval_shape(lambda state: jlade.run_steps(params, state, config), before)
+    types = functools.partial(jax.tree.map, lambda shape: (shape.shape, shape.dtype, shape.weak_type))
+    assert types(after) == types(before)
 
 
 @pytest.mark.slow

@@ -312,7 +312,7 @@ def saved_setting(place: Path) -> Any:
 
 
 def learned(place: Path) -> Learned:
-    return Learned(np.array([1.0, 1.0, 0.1, 3.0, 2.0, 1.0]), 3, place / "costs.json")
+    return Learned(np.array([1.0, 1.0, 0.1, 3.0, 2.0, 1.0]), 3, 1e-3, place / "costs.json")
 
 
 def learn(place: Path) -> int:
