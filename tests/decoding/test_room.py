@@ -88,19 +88,21 @@ def test_their_memory_maps_go_too(monkeypatch, tmp_path, caplog):
     assert "vm.max_map_count" in message
 
 
-def test_an_engine_keeps_its_programs_while_it_runs(few):
+def test_an_engine_keeps_its_programs_while_it_runs(few, monkeypatch):
     with jlade.Engine(PARAMS, max_sequences=1, capacity=32, lookahead=PAPER) as engine:
 
         def answer():
             with recorded("backend_compile") as events:
                 out = engine.submit([1, 2, 3], max_new_tokens=6, eos_ids=()).result()
-            return out.tokens[0].tolist(), len(events)
+            return out.tokens[0].tolist(), {facts["fun_name"] for _, facts in events}
 
         expected = greedy([1, 2, 3], 6)
+        monkeypatch.setattr(room, "MAX_PROGRAMS", 1000)
         assert answer()[0] == expected
+        monkeypatch.setattr(room, "MAX_PROGRAMS", (room.measure().number + 3) / room.SHARE)  # one other setting
         for window_size in range(4, 7):
             assert text(window_size)[0] == expected
-        assert answer() == (expected, 0)
+        assert answer() == (expected, set())
     for window_size in range(7, 10):
         text(window_size)
     with jlade.Engine(PARAMS, max_sequences=1, capacity=32, lookahead=PAPER) as engine:

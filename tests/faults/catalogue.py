@@ -145,6 +145,18 @@ FAULTS = (
         lambda right: lambda donate_argnames=(), **others: right(**others),
         ("tests/generation/test_programs.py::test_memory_is_still_taken_over",),
     ),
+    Fault(
+        "programs of an engine go like all others",
+        "jlade.decoding.room.Keeper.keeping",
+        lambda right: lambda self: contextlib.nullcontext(),
+        ("tests/decoding/test_room.py::test_an_engine_keeps_its_programs_while_it_runs",),
+    ),
+    Fault(
+        "no program is noted as used",
+        "jlade.decoding.room.Programs.use",
+        lambda right: lambda self: None,
+        ("tests/decoding/test_room.py::test_programs_not_used_for_longest_go_and_compile_again",),
+    ),
     # Constraints.
     Fault(
         "a constraint forgets the tokens that a step accepts",
