@@ -52,7 +52,7 @@ def test_a_batch_job_runs_those_of_its_engine(directory, tmp_path, capsys):
     assert capsys.readouterr().out == found
 
 
-OF_ENGINE = {f"jit({name})" for name in ("empty", "unread", "_read", "_insert", "_run", "_keep", "_or", "_copy_rest")}
+OF_ENGINE = {f"jit({name})" for name in ("empty", "unread", "_read", "_insert", "_run", "_keep", "_end", "_copy_rest")}
 SERVE = """
 import json, sys, threading
 sys.path.insert(0, sys.argv[1])
