@@ -29,6 +29,11 @@ class Constraint(Protocol):
         """Returns the tokens that may come next, bool[V], at least one. An end token ends the text."""
 
 
+def restricts(constraint: Constraint, state: State) -> jax.Array:
+    """Returns whether a token may not come next, [] bool; True if the constraint has no method of this name."""
+    return Guide(constraint, state).restricts
+
+
 def guide(constraint: Constraint | None, state: State) -> Guide | None:
     """Returns the guide of drafts after a text; None for a constraint that cannot guide them, or none."""
     return Guide(constraint, state) if hasattr(constraint, "likely") else None

@@ -260,6 +260,10 @@ class Tables:
     def advance(self, state: jax.Array, token: jax.Array) -> jax.Array:
         return jnp.maximum(self.after(state, token), 0)
 
+    def restricts(self, state: jax.Array) -> jax.Array:
+        """Returns whether the sequence has a grammar, [] bool."""
+        return state != 0
+
     def after(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the states after tokens [...] int32, `DEAD` where the state does not allow them; counts may."""
         move = self._read(states, _read(self.class_of_token, self.classes + tokens))

@@ -3,8 +3,9 @@
 Functions on arrays are for one sequence. Settings are arrays too, so that other values compile nothing.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import flax.struct
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 
 from jlade.config import CONTROLS, FILTERS, PENALTIES, LookaheadConfig, SamplingConfig
 from jlade.drafts import sources
+from jlade.drafts.branch import if_any
 from jlade.vocabulary import VocabularyShard
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
@@ -60,6 +62,23 @@ class Sampling:
     def counts_tokens(self) -> bool:
         """Whether a control depends on earlier tokens."""
         return any(getattr(self, name) is not None for name in PENALTIES)
+
+    def only(self, *names: str) -> Self:
+        """Returns the settings without the other controls."""
+        return type(self)(**{name: getattr(self, name) for name in names})
+
+    def uses(self, *names: str, vocab_size: int) -> jax.Array:
+        """Returns whether one of these controls has another value than its neutral one, for one sequence: [] bool."""
+        used, neutral = jnp.zeros((), bool), complete(Sampling(), 1, vocab_size)
+        for name in names:
+            if (value := getattr(self, name)) is not None:
+                used |= jnp.any(value != getattr(neutral, name)[0])
+        return used
+
+    @property
+    def draws(self) -> jax.Array:
+        """Whether the tokens of one sequence are drawn, and not the most probable ones: [] bool."""
+        return jnp.zeros((), bool) if self.temperature is None else self.temperature >= MIN_TEMPERATURE
 
 
 @flax.struct.dataclass
@@ -122,11 +141,19 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
         logits = _penalize(logits, s, prompt, generated)
     if s.temperature is not None:
         logits = logits / jnp.where(s.temperature < MIN_TEMPERATURE, 1.0, s.temperature)
-    if s.top_k is not None:
-        kth = -jnp.sort(-logits, axis=-1)[:, s.top_k - 1]
-        logits = jnp.where(logits < kth[:, None], NEVER, logits)
-    if s.top_p is not None:
+    if not s.filters:
+        return logits
+    return if_any(s.uses(*FILTERS, vocab_size=logits.shape[1]), _filter, lambda logits, _: logits, logits, s)
+
+
+def _filter(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    s, highest = sampling, logits
+    if s.top_k is not None or s.top_p is not None:
         highest = -jnp.sort(-logits, axis=-1)
+    if s.top_k is not None:
+        kth = highest[:, s.top_k - 1][:, None]
+        logits, highest = (jnp.where(each < kth, NEVER, each) for each in (logits, highest))
+    if s.top_p is not None:
         probabilities = jax.nn.softmax(highest, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         is_kept = before < s.top_p
@@ -179,7 +206,9 @@ class LogProbs:
     top_tokens: jax.Array  # [B, C, K] int32, these tokens; -1 for those that a small vocabulary lacks
 
 
-def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, num_top: int) -> LogProbs:
+def logprobs(
+    logits: jax.Array, processed: jax.Array, tokens: jax.Array, num_top: int, are_wanted: jax.Array | None = None
+) -> LogProbs:
     """Returns the log-probabilities of tokens, and of the most probable ones.
 
     Args:
@@ -187,7 +216,21 @@ def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, num_top
       processed: [A, V] after processing.
       tokens: [A] int32.
       num_top: K, the number of the most probable tokens.
+      are_wanted: [] bool, whether they are asked for; None if they are.
     """
+    find = functools.partial(_logprobs, num_top=num_top)
+    if are_wanted is None:
+        return find(logits, processed, tokens)
+    return if_any(are_wanted, find, lambda *_: no_logprobs(tokens.shape, num_top), logits, processed, tokens)
+
+
+def no_logprobs(shape: tuple[int, ...], num_top: int) -> LogProbs:
+    """Returns those of tokens [...] for which none are asked."""
+    chosen, top = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, num_top), jnp.float32)
+    return LogProbs(chosen, chosen, top, top.astype(jnp.int32))
+
+
+def _logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, num_top: int) -> LogProbs:
     if num_top:
         top, _ = VocabularyShard(logits.shape[-1]).top(logits, num_top)
     else:
@@ -251,20 +294,20 @@ def noise_ahead(
     if sampling.temperature is None or not lookahead.has_tree or lookahead.verification == "rejection":
         return None
     positions = num_tokens + jnp.arange(sources.NOISE_REACH, dtype=jnp.int32)
-    noise = noise_at(key, positions, vocab_size)
-    return jnp.where(sampling.temperature < MIN_TEMPERATURE, jnp.nan, noise)
+
+    def draw(key: jax.Array, positions: jax.Array, draws: jax.Array) -> jax.Array:
+        return jnp.where(draws, noise_at(key, positions, vocab_size), jnp.nan)
+
+    def unknown(key: jax.Array, positions: jax.Array, draws: jax.Array) -> jax.Array:
+        return jnp.full((sources.NOISE_REACH, vocab_size), jnp.nan, jnp.float32)
+
+    return if_any(sampling.draws, draw, unknown, key, positions, sampling.draws)
 
 
 def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:
     """Counts the first `length` of `tokens` [C]."""
     none = jnp.zeros(vocab_size, jnp.int32)
     return TokenCounts(prompt=_count(none, tokens, length), generated=none)
-
-
-def count(tokens: jax.Array, prompt_length: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:
-    """Counts the first `length` of `tokens` [C], of which the first `prompt_length` are the prompt."""
-    prompt = count_prompt(tokens, prompt_length, vocab_size)
-    return TokenCounts(prompt.prompt, _count(-prompt.prompt, tokens, length))
 
 
 def count_accepted(counts: TokenCounts, tokens: jax.Array, num_accepted: jax.Array) -> TokenCounts:

@@ -51,6 +51,8 @@ class Inputs:
         "recycled" the prior that it falls back on, or none.
       has_drafts: bool[B], whether steps verify drafts for a sequence; None for all sequences. Where no sequence that
         runs has any, steps are plain.
+      has_logprobs: bool[B], whether log-probabilities are recorded for a sequence where `DecodeConfig.logprobs`; None
+        for all sequences.
       constraint: the tokens that the texts may have; None for any.
     """
 
@@ -64,6 +66,7 @@ class Inputs:
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
     shared: Annotated[dict[str, Any], SHARED] = flax.struct.field(default_factory=dict)
     has_drafts: jax.Array | None = None
+    has_logprobs: jax.Array | None = None
     constraint: Constraint | None = None
 
     def rows(self, indices: np.ndarray) -> Self:

@@ -38,6 +38,7 @@ def verify(state: DecodeState, block: Block, predictions: Predictions, config: D
     if predict.rejects(state, level):
         # Acceptance must be independent of the noise with which the window was drawn.
         key = sampling.key_at(state.inputs.key, sampling.REJECTION, state.num_tokens - 1)
+        assert predictions.sharpened is not None
         logits = block.gather(predictions.sharpened)
         agreed = verify_by_rejection(key, block.tree, logits[0], logits[first_draft:], max_accepted)
     else:
@@ -61,7 +62,8 @@ def verify(state: DecodeState, block: Block, predictions: Predictions, config: D
         )
     scores = None
     if config.logprobs:
+        assert predictions.processed is not None
         logits, processed = block.gather(predictions.logits, rows), block.gather(predictions.processed, rows)
-        scores = sampling.logprobs(logits, processed, agreed.tokens, config.top_logprobs)
+        scores = sampling.logprobs(logits, processed, agreed.tokens, config.top_logprobs, state.inputs.has_logprobs)
     ended |= num_finite < num_agreed
     return Verdict(agreed.tokens, num_accepted, agreed.path, ended, stop_state, constraint_state, scores)

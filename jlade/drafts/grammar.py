@@ -5,6 +5,7 @@ between them too: there it takes the most probable token of the recycled logits 
 """
 
 import dataclasses
+import functools
 from typing import Self
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.drafts import recycled, suffix
+from jlade.drafts.branch import if_any
 from jlade.drafts.source import Setting, Source, Text
 from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
@@ -44,14 +46,19 @@ class Grammar(Source):
 
     def propose(self, state: None, text: Text, rates: jax.Array) -> Proposals:
         if text.guide is None:
-            tokens, kinds = jnp.full(2 * self.length, NONE, jnp.int32), jnp.zeros(2 * self.length, jnp.int32)
-        else:
-            tokens, kinds = (array.reshape(-1) for array in _chains(text, self.length))
-        return Proposals.of(self.shape, tokens, kinds)
+            return Proposals.of(self.shape, *_no_chains(self.length))
+        tables = ({name: each[name] for name in ("recycled",) if name in each} for each in (text.shared, text.states))
+        known = Text(text.tokens, text.length, None, text.guide, *tables)
+        chains, none = functools.partial(_chains, length=self.length), lambda _: _no_chains(self.length)
+        return Proposals.of(self.shape, *if_any(text.guide.restricts, chains, none, known))
+
+
+def _no_chains(length: int) -> tuple[jax.Array, jax.Array]:
+    return jnp.full(2 * length, NONE, jnp.int32), jnp.zeros(2 * length, jnp.int32)
 
 
 def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens of both chains and their kinds, [2, length] int32."""
+    """Returns the tokens of both chains, one after the other, and their kinds, [2 * length] int32."""
     assert text.guide is not None
     constraint, state = text.guide
     last = jnp.broadcast_to(suffix.last(text.tokens, text.length)[1::-1], (2, 2))
@@ -77,7 +84,7 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
         kinds.append(kind)
         states, token = jax.lax.optimization_barrier((states, token))  # see `constraint.along`
         last = jnp.stack([last[:, 1], token], axis=1)
-    return jnp.stack(tokens, axis=1), jnp.stack(kinds, axis=1)
+    return jnp.stack(tokens, axis=1).reshape(-1), jnp.stack(kinds, axis=1).reshape(-1)
 
 
 def _first(token: jax.Array, kind: jax.Array, after: jax.Array) -> tuple[jax.Array, ...]:

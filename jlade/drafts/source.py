@@ -8,6 +8,7 @@ proposals are made one step ahead: a program that reads a table and writes to it
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -52,6 +53,13 @@ class Guide(NamedTuple):
 
     constraint: Any
     state: Any
+
+    @property
+    def restricts(self) -> jax.Array:
+        """Whether some text may not follow, [] bool."""
+        restricts = getattr(self.constraint, "restricts", None)
+        answer: jax.Array = jnp.ones((), bool) if restricts is None else restricts(self.state)
+        return answer
 
 
 class Passage(NamedTuple):

@@ -24,7 +24,6 @@ from jlade.engine.programs import Programs
 from jlade.engine.reading import PromptReader
 from jlade.engine.remembered import RECALLED, Compartment, Remembered
 from jlade.engine.request import Request
-from jlade.engine.rows import StepProgram
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.worker import Context, Worker
@@ -33,7 +32,7 @@ from jlade.generation import earlier
 from jlade.generation import request as request_lib
 from jlade.generation.corpus import Texts
 from jlade.generation.lookahead import with_sources
-from jlade.generation.options import GREEDY, Keywords, Options, unknown
+from jlade.generation.options import Keywords, Options, unknown
 from jlade.generation.prior import Prior
 from jlade.generation.prompts import HostArray, Prompt, Prompts, whole
 from jlade.generation.request import DecodeRequest
@@ -200,7 +199,6 @@ class Engine:
             top_logprobs=max_top_logprobs,
             recalled=RECALLED if remember and predicts else 0,
         )
-        self._usual = StepProgram.GREEDY  # of most requests
 
         params = sharding.put_params(params, mesh)
         shapes, pool = (
@@ -241,23 +239,18 @@ class Engine:
         self._running.min_rows = 1
 
     @mesh_lib.without_ambient_mesh()
-    def compile(self, usual: SamplingConfig = GREEDY) -> Iterator[int]:
+    def compile(self) -> Iterator[int]:
         """Yields how many parts of the programs are left, and compiles one before the next number.
 
         After the call, before the first number, requests wait for their programs, and these compile before those that
         no request waits for. Requests whose programs are there run meanwhile. Iterate in a thread of its own; the
         iteration ends when the engine is closed.
 
-        Args:
-          usual: of most requests, whose programs compile first.
-
         Raises:
           Exception: the error of a program, when the others are there. A request that needs this one meets it again.
         """
-        checked, _ = self._check(_ANY_PROMPT, {"sampling": usual, "max_new_tokens": 1})
-        job = Job(checked, 0, Request(lambda: None), self._size, self._shared)
-        self._usual = job.controls
-        self._programs.begin(job.row, job.controls)
+        checked, _ = self._check(_ANY_PROMPT, {"max_new_tokens": 1})
+        self._programs.begin(Job(checked, 0, Request(lambda: None), self._size, self._shared).row)
         return self._compile()
 
     def _compile(self) -> Iterator[int]:
@@ -286,8 +279,8 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a usual request runs at once: `compile` has made its programs, or was not called."""
-        return self._programs.find(1, self._usual) is not None
+        """Whether a request runs at once: `compile` has made its programs, or was not called."""
+        return self._programs.find(1) is not None
 
     def submit(
         self,

@@ -40,7 +40,6 @@ class Job:
         self.logprobs, self.num_alternatives = checked.config.logprobs, checked.config.top_logprobs
         self.with_statistics = checked.with_statistics
         self.table = None if tables is None else tables[0]  # of its grammar
-        self.controls = rows.StepProgram.of(checked.inputs, self.table is not None, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
         self._checked, self._size, self._shared = checked, size, shared
         self._begin, self._num_steps = self.length, 0
@@ -71,7 +70,7 @@ class Job:
             remembered, key, _ = self.compartment
             expected = remembered.find(key, self.prompt, self._size.expected)
             inputs = dataclasses.replace(inputs, sources={"prediction": expected})
-        return rows.Row.of(inputs, self._place, vocab_size, self._size, self._shared)
+        return rows.Row.of(inputs, self._place, vocab_size, self._size, self._shared, self.logprobs)
 
     def read(self, row: rows.RowView) -> Piece:
         """Returns the tokens that steps added, up to the end of the text, given its row after them."""

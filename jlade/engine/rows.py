@@ -5,7 +5,6 @@ as arrays. So nothing compiles once each program has run.
 """
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -31,33 +30,11 @@ from jlade.errors import ArgumentValueError, check_int
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import EOS_SLOTS, DecodeRequest
 from jlade.mesh import DATA
-from jlade.models.base import Params
+from jlade.models.base import Cache, Params
 
 CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 
 GRAMMAR = 2**22  # entries of a grammar's table, by default
-
-
-class StepProgram(enum.IntEnum):
-    """The programs of steps by their controls, from the fastest one. A round runs the one that its rows need."""
-
-    GREEDY = 0
-    SAMPLED = 1  # with temperatures
-    GRAMMAR = 2  # with grammars too
-    ALL = 3  # with filters, penalties, biases and a minimum of tokens too: sorting takes longer than a grammar
-    LOGPROBS = 4  # with log-probabilities too
-
-    @classmethod
-    def of(cls, inputs: Inputs, has_grammar: bool, logprobs: bool) -> Self:
-        """Returns the fastest program for a request."""
-        used = {name for name, value in vars(inputs.sampling).items() if value is not None}
-        if logprobs:
-            return cls(cls.LOGPROBS)
-        if used - {"temperature"} or inputs.stopping.min_new_tokens is not None:
-            return cls(cls.ALL)
-        if has_grammar:
-            return cls(cls.GRAMMAR)
-        return cls(cls.SAMPLED if used else cls.GREEDY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +91,12 @@ class Row:
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
 
     @classmethod
-    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size, shared: dict[str, Any]) -> Self:
+    def of(
+        cls, inputs: Inputs, place: int, vocab_size: int, size: Size, shared: dict[str, Any], logprobs: bool = False
+    ) -> Self:
         """Returns the row of a request, whose key is its own or that of a batch in which it has this place.
 
-        `shared` is `Inputs.shared` of all rows.
+        `shared` is `Inputs.shared` of all rows, and `logprobs` whether the request asks for log-probabilities.
         """
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
@@ -130,6 +109,7 @@ class Row:
         key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(inputs.key))
         places: HostArray = np.array([place], np.int32)
         has_drafts: HostArray = np.ones(1, bool) if inputs.has_drafts is None else inputs.has_drafts
+        has_logprobs: HostArray = np.array([logprobs])
         return cls(
             Inputs(
                 prompts=prompts,
@@ -140,6 +120,7 @@ class Row:
                 key=sampling.threefry(key),
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
                 has_drafts=has_drafts,
+                has_logprobs=has_logprobs,
                 sources={"prediction": _predicted(inputs, size.expected)} if size.expected else {},
                 shared=shared,
             ),
@@ -190,9 +171,14 @@ def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, gram
     if grammar:
         tables = RowTables.empty(num_rows, grammar, config.decoder.vocab_size)
         inputs = dataclasses.replace(inputs, constraint=tables)
-    state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
+    prefix = _unread(params, num_rows, inputs.prompts.shape[1], config)
+    state = prefill.start(prefix, inputs, config)
     inputs = dataclasses.replace(state.inputs, constraint=None, shared={})
-    rows = dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool), counts=None)
+    # Zeros in the place of drafts, which take long to compile.
+    specs = sharding.state_specs(inputs, config).drafts
+    zeros = mesh_lib.shard(functools.partial(jax.tree.map, jnp.zeros_like), config.mesh, (specs,), specs)
+    state = state.with_drafts(zeros(state.drafts))
+    rows = dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool))
     return EngineState(rows, state.inputs.constraint, shared={})  # type: ignore[arg-type]  # its tables
 
 
@@ -243,17 +229,25 @@ def insert(state: EngineState, prefix: Prefix, row: Row, index: int, config: Dec
     What is large in the state is written in place.
     """
     rest = dataclasses.replace(state.rows, memory=None)  # type: ignore[arg-type]  # an argument of its own
-    rows = _insert(rest, state.rows.memory, prefix, row, np.int32(index), config=config)
+    new = _begin(prefix, row, config=config)
+    rows = _insert(rest, state.rows.memory, new, prefix.cache, np.int32(index), config=config)
     return dataclasses.replace(state, rows=rows)
+
+
+@ahead.jit(static_argnames="config")
+def _begin(prefix: Prefix, row: Row, *, config: DecodeConfig) -> DecodeState:
+    """Returns the state of a request for each device group, without its cache; the same program for any rows."""
+    groups = mesh_lib.size(config.mesh, DATA)
+    new = prefill.unread(prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups)))
+    return dataclasses.replace(new.with_cache(None), inputs=dataclasses.replace(new.inputs, shared={}))
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
 def _insert(
-    rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
+    rest: DecodeState, memory: Memory, new: DecodeState, cache: Cache, index: jax.Array, *, config: DecodeConfig
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
-    new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    new = dataclasses.replace(prefill.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, shared={}))
+    new = new.with_cache(cache)
     if state.constraint_state is not None:
         new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
     written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)
@@ -348,53 +342,10 @@ def place(index: jax.Array, number: int, groups: int) -> tuple[jax.Array, jax.Ar
     return (index >= 0) & (index < number), jnp.clip(index, 0, number - 1)
 
 
-def run(
-    params: Params,
-    state: DecodeState,
-    config: DecodeConfig,
-    controls: StepProgram,
-    max_steps: int,
-    stop_at: int,
-    until: HostArray | None = None,
-) -> DecodeState:
-    """Makes steps with the program for `controls`, or with that in which rows read; see `run_steps`."""
-    if controls is not StepProgram.LOGPROBS:
-        config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
-    view = _view(state, controls, config.decoder.vocab_size)
-    after = loop.run_steps(params, view, config, max_steps, stop_at, until)
-    info = dataclasses.replace(after.info, logprobs=state.info.logprobs)
-    return dataclasses.replace(
-        after,
-        inputs=state.inputs,
-        counts=None,
-        constraint_state=after.constraint_state if controls >= StepProgram.GRAMMAR else state.constraint_state,
-        info=after.info if controls is StepProgram.LOGPROBS else info,
-    )
+run = loop.run_steps  # of all rows, by the program for all controls
 
 
-def _view(state: DecodeState, controls: StepProgram, vocab_size: int) -> DecodeState:
-    """Returns the part of the state that the program for `controls` has, and the counts of tokens if it needs them."""
-    inputs, counts = state.inputs, None
-    if controls < StepProgram.GRAMMAR:
-        inputs = dataclasses.replace(inputs, constraint=None)
-    if controls < StepProgram.ALL:
-        used = Sampling(temperature=inputs.sampling.temperature if controls >= StepProgram.SAMPLED else None)
-        stopping = dataclasses.replace(inputs.stopping, min_new_tokens=None)
-        inputs = dataclasses.replace(inputs, sampling=used, stopping=stopping)
-    else:
-        counts = _count(state.tokens, inputs.lengths, state.num_tokens, vocab_size)
-    return dataclasses.replace(
-        state,
-        inputs=inputs,
-        counts=counts,
-        constraint_state=state.constraint_state if controls >= StepProgram.GRAMMAR else None,
-        info=state.info if controls is StepProgram.LOGPROBS else dataclasses.replace(state.info, logprobs=None),
-    )
-
-
-def rest(
-    params: Params, state: DecodeState, config: DecodeConfig, controls: StepProgram, max_steps: int, stop_at: int
-) -> DecodeState:
+def rest(params: Params, state: DecodeState, config: DecodeConfig, max_steps: int, stop_at: int) -> DecodeState:
     """Makes plain steps, with the program of an engine without lookahead, while the state has no drafts.
 
     The program has few arguments: to start that of all widths takes a part of the time of a plain step.
@@ -406,15 +357,9 @@ def rest(
         window=none[:, None],
         info=dataclasses.replace(info, contributed=None),
     )
-    after = run(params, plain, dataclasses.replace(config, lookahead=PLAIN), controls, max_steps, stop_at)
+    after = run(params, plain, dataclasses.replace(config, lookahead=PLAIN), max_steps, stop_at)
     after_info = dataclasses.replace(after.info, contributed=info.contributed)
     return dataclasses.replace(after.with_drafts(drafts), window=window, info=after_info)
-
-
-@ahead.jit(static_argnames="vocab_size")
-def _count(tokens: jax.Array, prompt_lengths: jax.Array, lengths: jax.Array, vocab_size: int) -> sampling.TokenCounts:
-    count = functools.partial(sampling.count, vocab_size=vocab_size)
-    return jax.vmap(count)(tokens, prompt_lengths, lengths)
 
 
 class RowView(NamedTuple):
@@ -459,14 +404,30 @@ def _take(arrays: Any, index: jax.Array) -> Any:
 
 def end(state: EngineState, indices: set[int]) -> EngineState:
     """Ends the texts of the rows with these indices."""
-    done = state.rows.done
-    ended = np.isin(np.arange(len(done)), list(indices))
-    return dataclasses.replace(state, rows=dataclasses.replace(state.rows, done=_or(done, ended)))
+    rows = state.rows
+    ended = np.isin(np.arange(len(rows.done)), list(indices))
+    done, inputs, states = _end(rows.done, rows.inputs, rows.constraint_state, ended)
+    return dataclasses.replace(state, rows=dataclasses.replace(rows, done=done, inputs=inputs, constraint_state=states))
 
 
 @ahead.jit()
-def _or(done: jax.Array, ended: jax.Array) -> jax.Array:
-    return done | ended
+def _end(
+    done: jax.Array, inputs: Inputs, constraint_state: jax.Array | None, ended: jax.Array
+) -> tuple[jax.Array, Inputs, jax.Array | None]:
+    """Returns rows some of which have ended, without the controls of these, which steps would compute."""
+
+    def reset(value: Any, neutral: Any) -> jax.Array:
+        return jnp.where(ended.reshape(-1, *[1] * (value.ndim - 1)), neutral, value)
+
+    assert inputs.sampling.logit_bias is not None
+    neutral = sampling.complete(Sampling(), 1, inputs.sampling.logit_bias.shape[1])
+    inputs = dataclasses.replace(
+        inputs,
+        sampling=jax.tree.map(reset, inputs.sampling, neutral),
+        stopping=dataclasses.replace(inputs.stopping, min_new_tokens=reset(inputs.stopping.min_new_tokens, 0)),
+        has_logprobs=reset(inputs.has_logprobs, False),
+    )
+    return done | ended, inputs, None if constraint_state is None else reset(constraint_state, 0)
 
 
 def resize(state: EngineState, places: Sequence[int], config: DecodeConfig) -> EngineState:
@@ -507,4 +468,5 @@ def _copy_rest(
     arrays = rest, tables
     specs = sharding.state_specs(rest.inputs, config).with_cache(None), sharding.constraint_specs(tables)
     copied, copied_tables = jax.tree.map(copy, jax.tree.broadcast(specs, arrays), arrays)
-    return dataclasses.replace(copied, done=copied.done | (places < 0)), copied_tables
+    done, inputs, states = _end(copied.done, copied.inputs, copied.constraint_state, places < 0)
+    return dataclasses.replace(copied, done=done, inputs=inputs, constraint_state=states), copied_tables

@@ -10,9 +10,9 @@ from jlade.decoding.state import DecodeConfig
 from jlade.engine import rows
 from jlade.engine.job import Job
 from jlade.engine.pages import PagePool
-from jlade.engine.programs import Kind, Programs, Steps
+from jlade.engine.programs import Kind, Programs
 from jlade.engine.reading import PromptReading
-from jlade.engine.rows import EngineState, StepProgram
+from jlade.engine.rows import EngineState
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
 from jlade.models.base import Params
@@ -55,13 +55,13 @@ class Running:
         """Whether a failed program has taken the pages with it."""
         return self._pool.is_lost
 
-    def may_take(self, job: Job) -> bool:
+    def may_take(self) -> bool:
         """Returns whether the steps of another request beside those that run are there."""
-        return self._are_there(job, "steps") and (not self.readings or self.may_read(job))
+        return self._programs.find(self._number(1)) is not None and (not self.readings or self.may_read())
 
-    def may_read(self, job: Job) -> bool:
+    def may_read(self) -> bool:
         """Returns whether the steps in which another request reads its prompt are there."""
-        return self._are_there(job, "reading")
+        return self._programs.find(self._number(1), "reading") is not None
 
     def insert(self, reading: PromptReading) -> None:
         """Puts a request into a row, which reads what is left of its prompt."""
@@ -134,7 +134,7 @@ class Running:
         """Returns the state with a free row for a request, in its group of devices, and its place."""
         if self.state is None:
             self.state = self._programs.empty(self._params, job.row)
-        state = self._resize(self._programs.get(self._number(1), self._controls(job)))
+        state = self._resize(self._programs.get(self._number(1)))
         rows_per_group = len(state.rows.done) // self._pool.num_groups
         of_group = range(job.group * rows_per_group, (job.group + 1) * rows_per_group)
         return state, next(row for row in of_group if row not in self.jobs)
@@ -158,28 +158,27 @@ class Running:
           another: whether another request is about to be inserted: it keeps its row, and the device has other work than
             these steps.
         """
-        controls, programs = self._controls(), self._programs
         kind: Kind = "reading" if self.readings else "steps"
-        steps = programs.find(self._number(another), controls, kind) or programs.get(self._number(), controls, kind)
-        state = self._resize(steps)
+        programs = self._programs
+        state = self._resize(programs.find(self._number(another), kind) or programs.get(self._number(), kind))
         goes_on = state is self._stepped and kind == "steps"
         num_rows, begin, stop_at = len(state.rows.done), time.perf_counter(), len(self.jobs) - 1
         width, config = self._widths[num_rows], self._config
-        to_rest = programs.to_rest(num_rows, controls) if goes_on and not another and width.rests else None
+        rests = bool(goes_on and not another and width.rests) and programs.may_rest(num_rows)
         before = self._pool.attach_to(state.whole(), {row: job.pages for row, job in self.jobs.items()})
-        if to_rest is None:
+        if rests:
+            max_steps = min(MORE * max_steps, width.rests)
+            after = rows.rest(self._params, before, config, max_steps, stop_at)
+        else:
             until = self._until(num_rows) if kind == "reading" else None
             before = width.put(before)
-            after = rows.run(self._params, before, config, steps.controls, max_steps, stop_at, until)
-        else:
-            max_steps = min(MORE * max_steps, width.rests)
-            after = rows.rest(self._params, before, config, to_rest.controls, max_steps, stop_at)
+            after = rows.run(self._params, before, config, max_steps, stop_at, until)
         self.state = state.after(self._pool.detach_from(after))
         self._stepped = self.state if kind == "steps" else None
-        if to_rest is None:
+        if not rests:
             width.keep(after.pace)
         shown = rows.show(self.state.rows, any(job.logprobs for job in self.jobs.values()))
-        if to_rest is not None:
+        if rests:
             width.rest(int(np.max(shown.num_steps - self._num_steps)))
         self._num_steps = shown.num_steps
         if goes_on and not another:
@@ -194,22 +193,15 @@ class Running:
                 until[row] = self.readings[job].until + 1
         return until
 
-    def _are_there(self, job: Job, kind: Kind) -> bool:
-        return self._programs.find(self._number(1), self._controls(job), kind) is not None
-
     def _number(self, others: int = 0) -> int:
         """Returns the rows that the requests and others need."""
         return max(len(self.jobs) + others, self.min_rows)
 
-    def _controls(self, *others: Job) -> StepProgram:
-        """Returns the controls that the requests and others need."""
-        return max(job.controls for job in (*self.jobs.values(), *others))
-
-    def _resize(self, steps: Steps) -> EngineState:
-        """Gives the state as many rows as the steps have, and returns it."""
+    def _resize(self, num_rows: int) -> EngineState:
+        """Gives the state so many rows, and returns it."""
         state, sizes = self.state, sorted(self._widths)
         assert state is not None
-        wanted = sizes.index(steps.num_rows)
+        wanted = sizes.index(num_rows)
         # It moves through neighbouring sizes, so that there are few programs.
         while (place := sizes.index(len(state.rows.done))) != wanted:
             size = sizes[place + 1 if place < wanted else place - 1]

@@ -23,14 +23,14 @@ LESSON = 16  # steps whose time is learned at once
 
 
 def sizes(num_rows: int, mesh: Mesh | None) -> tuple[int, ...]:
-    """Returns the numbers of rows that a state may have, from all rows to one: halves, above 8 quarters.
+    """Returns the numbers of rows that a state may have: all rows, a half, above 8 a quarter, and one.
 
     Each of them compiles programs. Devices that `data` divides have rows of their own, so there it is all rows alone.
     """
-    numbers = [num_rows]
-    while numbers[-1] > 1 and mesh_lib.size(mesh, DATA) == 1:
-        numbers.append(numbers[-1] // (2 if numbers[-1] <= 8 else 4))
-    return tuple(numbers)
+    if mesh_lib.size(mesh, DATA) > 1:
+        return (num_rows,)
+    part = num_rows // (2 if num_rows <= 8 else 4)
+    return tuple(sorted({num_rows, max(part, 1), 1}, reverse=True))
 
 
 def resolve(

@@ -248,14 +248,14 @@ class Worker:
 
     def _reads_beside(self, job: Job) -> bool:
         """Whether a row reads a prompt in the steps of others. Nobody waits for large chunks of a lone prompt."""
-        if not self._beside or job.scores_prompt or not self._running.may_read(job):
+        if not self._beside or job.scores_prompt or not self._running.may_read():
             return False
         with self._changed:
             return bool(self._running.jobs) or self._scheduler.can_place(self._may_run)
 
     def _may_run(self, job: Job) -> bool:
         """Whether a request that waits may run: its programs are there, otherwise wanted, and so is what it shares."""
-        if not self._running.may_take(job) or (job.scores_prompt and not self._programs.may_score()):
+        if not self._running.may_take() or (job.scores_prompt and not self._programs.may_score()):
             return False
         if not self._beside or job.scores_prompt:
             return True

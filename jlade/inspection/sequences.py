@@ -98,14 +98,11 @@ def read(programs: ModelPrograms, lookahead: LookaheadConfig) -> Any:
 
 
 def steps(programs: ModelPrograms, lookahead: LookaheadConfig, number: int) -> Any:
-    """Returns the compiled program of an engine that makes steps of `number` rows with all controls.
-
-    Those without controls need less memory.
-    """
+    """Returns the compiled program of an engine that makes steps of `number` rows."""
 
     def run(params: Any, rest: DecodeState, memory: Memory) -> DecodeState:
         state = dataclasses.replace(rest, memory=memory)
-        return rows.run(params, state, _config(programs, lookahead), rows.StepProgram.LOGPROBS, 1, 0)
+        return rows.run(params, state, _config(programs, lookahead), 1, 0)
 
     state = _state(programs, lookahead, number)
     rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]

@@ -94,12 +94,12 @@ class Service:
         )
 
     def compile(self) -> Iterator[int]:
-        """Returns what `Engine.compile` does; the first programs are those of a request that gives no controls."""
+        """Returns what `Engine.compile` does."""
         key(0, 1)
         if (template := self.reader.chat_template) is not None:
             # It starts the process that renders, which takes a second. What the template makes of this is not needed.
             self._threads[0].submit(template.render, [{"role": "user", "content": ""}])
-        return self.engine.compile(self.reader.sampling)
+        return self.engine.compile()
 
     @property
     def is_idle(self) -> bool:

@@ -87,7 +87,7 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
     phases = [line.removeprefix("jlade serve: ").rpartition(",")[0] for line in log.splitlines()]
     assert phases == [
         f"demo is being loaded, to serve it at http://0.0.0.0:{address[1]}",
-        *[f"{number} of 17 sets of programs are compiled" for number in range(18)],
+        *[f"{number} of 6 sets of programs are compiled" for number in range(7)],
     ]
     assert (service.engine.max_sequences, service.engine.capacity) == (2, 512)
     assert service.reader.sampling.temperature == 1.0

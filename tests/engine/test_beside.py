@@ -36,7 +36,7 @@ def rounds(monkeypatch):
     return watched(monkeypatch, "run", lambda *arguments: np.sum(until_of(*arguments) > 0))
 
 
-def until_of(params, state, config, controls, max_steps, stop_at, until=None):
+def until_of(params, state, config, max_steps, stop_at, until=None):
     return np.zeros(1) if until is None else until
 
 
@@ -92,7 +92,7 @@ def test_requests_wait_for_the_programs_in_which_they_read():
     """Until these are there a prompt is read alone."""
     options = {"max_new_tokens": 20, "eos_ids": (), "sampling": SAMPLINGS[2], "key": jax.random.key(3)}
     with engine(max_sequences=2) as running:
-        parts = running.compile(SAMPLINGS[2])
+        parts = running.compile()
         next(parts)
         first = running.submit([1], **options)
         next(parts)

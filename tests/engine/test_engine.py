@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import dataclasses
 import gc
 import queue
@@ -400,17 +399,17 @@ def test_after_the_warm_up_nothing_compiles(max_sequences, compilations):
 
 @pytest.mark.slow
 def test_requests_wait_for_their_own_programs_alone(compilations):
-    """Those that a request waits for compile next; a greedy text is made by sampled steps that are there already."""
+    """Those that a request waits for compile next; one program makes the steps of all controls."""
     filtered = {"sampling": SAMPLINGS[3], "logprobs": True, "top_logprobs": 2}
-    options = [{"sampling": SAMPLINGS[2]}, {"sampling": SAMPLINGS[0]}, filtered, {"prompt_logprobs": True}]
+    options = [{"sampling": SAMPLINGS[2]}, filtered, {"prompt_logprobs": True}]
     options = [each | {"max_new_tokens": 9, "key": jax.random.key(3), "eos_ids": ()} for each in options]
     with engine(max_sequences=2) as running:
         assert running.is_ready, "programs compile when they first run"
-        parts = running.compile(SAMPLINGS[2])
+        parts = running.compile()
         total = next(parts)
         requests = [running.submit(SHARED, **each) for each in options]
         assert not running.is_ready
-        assert [each.started for each in requests] == [None] * 4
+        assert [each.started for each in requests] == [None] * 3
         assert next(parts) == total - 1
         assert running.is_ready
         found = [each.result(timeout=300) for each in requests[:2]]
@@ -420,32 +419,38 @@ def test_requests_wait_for_their_own_programs_alone(compilations):
             assert request.started is None
             assert next(parts) == total - number
             found.append(request.result(timeout=300))
-        assert list(parts) == list(range(total - 4, -1, -1))
+        assert list(parts) == list(range(total - 3, -1, -1))
     for result, each in zip(found, options, strict=True):
         assert_equal(result, alone(SHARED, {name: value for name, value in each.items() if "prompt" not in name}))
 
 
 def test_the_error_of_a_program_is_that_of_its_requests(monkeypatch):
-    failing(monkeypatch, "run", lambda *arguments: arguments[3] is rows.StepProgram.SAMPLED)
-    with engine(max_sequences=1) as running:
+    failing(monkeypatch, "run", lambda *arguments: len(arguments[1].done) == 2)
+    options = {"max_new_tokens": 50, "eos_ids": ()}
+    with engine(max_sequences=2) as running:
         with pytest.raises(RuntimeError, match="a fault"):
             running.warm_up()
-        assert running.submit([1, 2], max_new_tokens=3).result(timeout=300).lengths[0] > 0
+        assert running.submit([1, 2], **options).result(timeout=300).lengths[0] > 0
         with pytest.raises(RuntimeError, match="a fault"):
-            running.submit([1, 2], max_new_tokens=3, sampling=SAMPLINGS[2]).result(timeout=300)
+            running.generate([[1, 2], [3]], **options)
 
 
-def test_no_alternatives_are_found_for_rows_that_ask_for_none(monkeypatch):
-    """With all other controls too: the time of a step does not depend on `max_top_logprobs`."""
+def test_no_logprobs_are_computed_for_rows_that_ask_for_none(monkeypatch):
+    """The time of a step does not depend on `max_top_logprobs`, nor on other requests."""
     inputs, config = jlade.prepare(PARAMS, [[1], [2]], max_new_tokens=5, logprobs=True, top_logprobs=3, lookahead=None)
-    inputs = dataclasses.replace(inputs, sampling=sampling.complete(inputs.sampling, 2, 13))
-    state = jax.eval_shape(lambda: prefill.start(prefill.prefill(PARAMS, inputs, config), inputs, config))
-    asked = []
-    monkeypatch.setattr(sampling, "logprobs", lambda *arguments: asked.append(arguments[-1]) or 1 / 0)
-    for controls in rows.StepProgram:
-        with contextlib.nullcontext() if controls < rows.StepProgram.LOGPROBS else pytest.raises(ZeroDivisionError):
-            jax.eval_shape(lambda state, at=controls: rows.run(PARAMS, state, config, at, 1, 0), state)
-    assert asked == [3]
+    computed, compute = [], sampling._logprobs
+
+    def noting(logits, processed, tokens, num_top):
+        jax.debug.callback(computed.append, num_top)
+        return compute(logits, processed, tokens, num_top)
+
+    monkeypatch.setattr(sampling, "_logprobs", noting)
+    for asked in ([False, False], [True, False]):
+        of_each = dataclasses.replace(inputs, has_logprobs=np.array(asked))
+        state = prefill.start(prefill.prefill(PARAMS, of_each, config), of_each, config)
+        jax.block_until_ready(rows.run(PARAMS, state, config, 1, 0))
+        jax.effects_barrier()
+        assert bool(computed) == any(asked)
 
 
 @pytest.mark.parametrize("axes", [slow({"data": 3, "model": 2}), slow({"lookahead": 2, "model": 2})], ids=str)

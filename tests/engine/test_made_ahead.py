@@ -25,7 +25,7 @@ from tests.tiny import PAPER, tiny_llama
 SHAPE = {"num_layers": 1, "head_dim": 8, "vocab_size": 15}
 ENGINE = {"max_sequences": 1, "capacity": 64, "lookahead": None, "max_grammar": 0}
 REQUEST = {"max_new_tokens": 8, "eos_ids": ()}
-ARRAYS = np.zeros(1, bool), np.zeros(1, bool)
+ARRAYS = np.zeros(1, bool), np.zeros((), np.int32)
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -57,9 +57,9 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
-    """A directory that is named as such, with a single program, that of `_or`."""
+    """A directory that is named as such, with a single program, that of `_take`."""
     directory, device = tmp_path_factory.mktemp("named") / "programs", jax.devices()[0]
-    ((call, compiled),) = targets.programs_of(lambda: rows._or(*ARRAYS), device, anew=True)
+    ((call, compiled),) = targets.programs_of(lambda: rows._take(*ARRAYS), device, anew=True)
     with made_engine() as engine:
         saved_programs.save(directory, [(call, compiled)], device, engine_lib.facts_of(engine))
     return directory, call._replace(arrays=ARRAYS)
@@ -150,7 +150,7 @@ def test_programs_of_calls_are_refused(named, tmp_path):
 def test_a_truncated_program_is_compiled(made, tmp_path):
     copied = shutil.copytree(made, tmp_path / "programs")
     manifest = json.loads((copied / saved_programs.MANIFEST).read_text())
-    file = next(each["file"] for each in manifest["programs"] if each["program"] == "_or")
+    file = next(each["file"] for each in manifest["programs"] if each["program"] == "_end")
     (copied / file).write_bytes((copied / file).read_bytes()[:100])
     with told() as messages:
         assert texts(programs=copied) == texts()

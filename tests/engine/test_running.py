@@ -11,6 +11,7 @@ import jlade
 from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.config import PLAIN
 from jlade.costs import choice, learned
+from jlade.decoding import sampling
 from jlade.engine import rows, width
 from jlade.engine.programs import Programs
 from jlade.lookahead import adaptive
@@ -19,14 +20,9 @@ from tests.engine.test_engine import PARAMS, alone, assert_equal, assert_equal_a
 from tests.tiny import PAPER, slow
 
 
-def test_sizes_are_halves_and_above_8_quarters():
-    assert [width.sizes(number, None) for number in (1, 3, 8, 64)] == [
-        (1,),
-        (3, 1),
-        (8, 4, 2, 1),
-        (64, 16, 4, 2, 1),
-    ]
-    assert width.sizes(8, jlade.make_mesh(model=2)) == (8, 4, 2, 1)
+def test_a_state_has_all_rows_a_part_or_one():
+    assert [width.sizes(number, None) for number in (1, 3, 8, 64)] == [(1,), (3, 1), (8, 4, 1), (64, 16, 1)]
+    assert width.sizes(8, jlade.make_mesh(model=2)) == (8, 4, 1)
     assert width.sizes(8, jlade.make_mesh(data=2)) == (8,)
 
 
@@ -59,6 +55,9 @@ def test_a_text_is_that_of_its_request_alone_while_rows_come_and_go(setting, siz
 def test_rows_move_with_all_that_they_hold():
     """The memory of the cache that they leave is free."""
     inputs, config = jlade.prepare(PARAMS, [[1], [2, 3], [4] * 9], lookahead=PAPER, max_new_tokens=5)
+    stopping = dataclasses.replace(inputs.stopping, min_new_tokens=np.zeros(3, np.int32))
+    controls = sampling.complete(inputs.sampling, 3, 13)
+    inputs = dataclasses.replace(inputs, stopping=stopping, sampling=controls, has_logprobs=np.ones(3, bool))
     state = jlade.start(jlade.prefill(PARAMS, inputs, config), inputs, config)
     before, cache = host(state), state.cache
     after = rows.resize(rows.EngineState(state, tables=None, shared={}), [2, -1, 0, -1], config).rows
@@ -94,11 +93,10 @@ def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
                 for index, each in enumerate(requests)
             ]
 
-    seen = watched(monkeypatch, "rest", lambda *arguments: arguments[3])
+    seen = watched(monkeypatch, "rest", lambda params, state, *_: len(state.done))
     found = results()
     assert len(seen) > 20
-    assert set(seen) == {rows.StepProgram.SAMPLED}
-    monkeypatch.setattr(Programs, "to_rest", lambda *_: None)
+    monkeypatch.setattr(Programs, "may_rest", lambda *_: False)
     for got, expected, (index, each) in zip(found, results(), enumerate(requests), strict=True):
         assert_equal(got, alone([index] * 5, each, "adaptive"))
         np.testing.assert_array_equal(got.accepted, expected.accepted)
@@ -107,7 +105,7 @@ def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
 
 @pytest.mark.slow
 def test_rounds_without_drafts_compile_nothing_after_the_warm_up(monkeypatch):
-    seen = watched(monkeypatch, "rest", lambda *arguments: arguments[3])
+    seen = watched(monkeypatch, "rest", lambda params, state, *_: len(state.done))
     setting = LookaheadConfig.tree(3, relative_step_time=9.0)
     options = {"max_sequences": 1, "max_grammar": 0, "max_top_logprobs": 0}
     with engine("adaptive", lookahead=setting, **options) as running, recorded() as compilations:
@@ -117,7 +115,7 @@ def test_rounds_without_drafts_compile_nothing_after_the_warm_up(monkeypatch):
         for sampling in (SamplingConfig(), SamplingConfig(temperature=2.0)):
             running.submit([5], max_new_tokens=50, sampling=sampling, eos_ids=()).result(timeout=300)
         assert compilations == []
-    assert set(seen) == {rows.StepProgram.GREEDY, rows.StepProgram.SAMPLED}
+    assert seen
 
 
 @pytest.mark.parametrize(("age", "wait", "number"), [(1, 16, 2), (14, 16, 2), (3, 4, 1), (1, 16, 0)])
