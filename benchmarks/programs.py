@@ -95,6 +95,8 @@ def _measure(model: str, given: list[str], repeat: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         programs, cache = Path(scratch) / "programs", Path(scratch) / "cache"
         environment = {"PYTHONPATH": str(ROOT), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        # Without kept bytecode, Python would compile the sources of JAX in every process, which takes over a second.
+        environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(scratch) / "bytecode")}
         process = Installation(sys.executable, Path(scratch), environment)
         seconds, _ = process.run(["-c", COMPILE.format(model=MODEL[model]), str(programs), *given])
         first = ["-c", FIRST_TOKEN.format(load=LOAD[model])]
