@@ -7,6 +7,7 @@ Cannot allocate memory" while most memory is free.
 
 import contextlib
 import contextvars
+import gc
 import itertools
 import logging
 import pathlib
@@ -65,6 +66,7 @@ class Programs:
                 _living.discard(oldest)
                 oldest._number = 0
                 oldest._drop()
+                gc.collect()  # cycles hold some programs
 
 
 class Keeper:
