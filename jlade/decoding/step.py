@@ -64,10 +64,10 @@ def step(
 def step_at(
     params: Params, state: DecodeState, config: DecodeConfig, widths: Sequence[LookaheadConfig], level: jax.Array
 ) -> DecodeState:
-    """Returns the state after one step at one of the levels of `adaptive.levels`, an index [] int32: see `step`.
+    """Returns the state after one step at a level [] int32, that of a `Pace`: see `step`.
 
-    The `widths` are those of all levels, the widest first and the plain one, with which steps rest too, last. None has
-    a window. Each has a forward pass of its own. All else, the larger part of a program, is compiled once.
+    The `widths` are the `adaptive.settings`: the widest first, and the plain one last, with which steps rest too. None
+    has a window. Each has a forward pass of its own. All else, the larger part of a program, is compiled once.
     """
     widest, rests = Level(widths[0]), level >= len(widths)
 

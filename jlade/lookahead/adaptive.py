@@ -47,7 +47,7 @@ REST = Level(PLAIN, makes_drafts=False)
 class Pace:
     """The level of the next step, and the record of the steps so far, shared by all sequences of a batch."""
 
-    level: jax.Array  # [] int32, an index of `levels`: 0 for the full width, L for `REST`
+    level: jax.Array  # [] int32, an index of the L `settings`: 0 for the full width; L for `REST`
     age: jax.Array  # [] int32, steps made since the last forecast
     wait: jax.Array  # [] int32, steps that rest until the next forecast
     num_steps: jax.Array  # [L] int32, steps made with each setting; those of `REST` count as plain ones
@@ -55,11 +55,6 @@ class Pace:
     expected: jax.Array  # [] float32, that the next step accepts by its forecast
     forecast_total: jax.Array  # [] float32, that the steps so far were to accept by their forecasts
     accepted_total: jax.Array  # [] float32, that they accepted
-
-
-def levels(lookahead: LookaheadConfig) -> tuple[Level, ...]:
-    """Returns the levels of an adaptive decode: those of its L `settings`, and `REST`."""
-    return (*map(Level, settings(lookahead)), REST)
 
 
 def settings(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:

@@ -28,7 +28,6 @@ def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
 )
 def test_levels_are_narrower_trees_and_plain_steps(lookahead, sizes):
     assert [setting.num_drafted for setting in adaptive.settings(lookahead)] == sizes
-    assert adaptive.levels(lookahead)[-1] == adaptive.REST
 
 
 def test_a_tree_is_as_wide_as_its_forecast_says():
