@@ -68,7 +68,7 @@ class Sampling:
         return type(self)(**{name: getattr(self, name) for name in names})
 
     def uses(self, *names: str, vocab_size: int) -> jax.Array:
-        """Returns whether one of these controls has another value than its neutral one, for one sequence: [] bool."""
+        """Returns whether one of these controls has another value than its neutral one, for one sequence: bool[]."""
         used, neutral = jnp.zeros((), bool), complete(Sampling(), 1, vocab_size)
         for name in names:
             if (value := getattr(self, name)) is not None:
@@ -77,7 +77,7 @@ class Sampling:
 
     @property
     def draws(self) -> jax.Array:
-        """Whether the tokens of one sequence are drawn, and not the most probable ones: [] bool."""
+        """Whether tokens are drawn, and not the most probable ones: bool[B], for one sequence bool[]."""
         return jnp.zeros((), bool) if self.temperature is None else self.temperature >= MIN_TEMPERATURE
 
 
