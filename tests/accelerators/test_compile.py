@@ -57,5 +57,5 @@ def test_those_of_an_engine_too(name, tmp_path):
     jlade.compile_engine(tiny_llama(), tmp_path / "programs", name, **options)
     (target,), _ = targets.find(name)
     names = check(tmp_path / "programs", target)
-    assert names.count("_run") == 5, "three kinds of controls, and two in which rows read"
+    assert names.count("_run") == 2, "the steps, and those in which rows read"
     assert {"_read", "_insert", "_keep", "_restore", "of_chunk"} <= set(names)
