@@ -108,10 +108,11 @@ class Learned:
         if config.mesh is not None and config.mesh.is_multi_process:
             return  # processes must take the same steps, and to exchange what each learns would make them wait
         leaves, structure = jax.tree.flatten(inputs)
-        program = config, structure, tuple((np.shape(leaf), jax.typeof(leaf).dtype) for leaf in leaves)
+        shapes = tuple((np.shape(leaf), jax.typeof(leaf).dtype) for leaf in leaves)
+        programs = config, structure, shapes, tuple(number > 0 for number in others)  # one for each size of chunks
         with self._lock:
-            is_new = program not in self._programs
-            self._programs.add(program)
+            is_new = programs not in self._programs
+            self._programs.add(programs)
         if not is_new:
             # The text grows by a token or a few in each step.
             context = float(np.max(np.asarray(inputs.lengths))) + np.sum(num_steps) / 2

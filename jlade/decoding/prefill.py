@@ -34,18 +34,36 @@ DRAWN = 64  # tokens drawn for the first window, or a multiple for larger window
 def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
     """Returns the cache of the prompts, all but their last tokens, which the first step reads.
 
-    It is compiled for the decoder, the chunks, the batch size, the capacity and the sources that read prompts.
+    Each size of chunks has a program, which is compiled when a prompt needs it: for the decoder, the batch size, the
+    capacity and the sources that read prompts.
 
     Raises:
       ValueError: when the capacity is too small; see `jlade.decode`.
     """
     check_capacity(inputs)
+    left = _num_left(inputs)
     params, inputs = sharding.put_params(params, config.mesh), sharding.put(inputs, config)
     readers = config.sources.readers
-    # The program knows of the setting only the sources that read prompts.
+    # The programs know of the setting only the sources that read prompts.
     states = {name: state for name, state in inputs.sources.items() if name in readers.specs}
-    reading = _Reading(config.decoder, readers, config.chunks, config.mesh)
-    return _read(params, inputs.prompts, inputs.lengths, Prefix(inputs.cache, states), reading=reading)
+    reading = _Reading(config.decoder, readers, config.mesh)
+    prefix = _begin(params, inputs.prompts, Prefix(inputs.cache, states), reading=reading)
+    chunks = fitting(config.chunks, inputs.prompts.shape[1])
+    if left is not None:
+        passes = num_passes(chunks, inputs.prompts.shape[1], left)
+        chunks = tuple(chunk for chunk, number in zip(chunks, passes, strict=True) if number)
+    for chunk in chunks:
+        prefix = _read(params, inputs.prompts, inputs.lengths, prefix, reading=reading, chunk=chunk)
+    return prefix
+
+
+def _num_left(inputs: Inputs) -> int | None:
+    """Returns the number of tokens that are to be read of the longest prompt, None where the host does not know."""
+    try:
+        num_read = 0 if inputs.cache is None else np.asarray(inputs.cache.length)
+        return int(np.max(np.asarray(inputs.lengths) - 1 - num_read))
+    except (TypeError, RuntimeError, jax.errors.TracerArrayConversionError):  # shapes, other processes' arrays, tracers
+        return None
 
 
 def check_capacity(inputs: Inputs) -> None:
@@ -66,63 +84,68 @@ def check_capacity(inputs: Inputs) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """The static part of a program that reads prompts."""
+    """The static part of the programs that read prompts."""
 
     decoder: Decoder
     readers: Sources
-    chunks: Chunks
     mesh: Mesh | None
 
-    def of_device(self, params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix) -> Prefix:
-        """Returns the prefix of the sequences of a device, given that of the tokens that it has read."""
-        vocabulary = VocabularyShard.of(self.decoder.vocab_size, self.mesh)
-        batch_size, capacity = prompts.shape
+    def begin(self, params: Params, prompts: jax.Array, prefix: Prefix) -> Prefix:
+        """Returns arrays for the prefix of the sequences of a device, with what it has read already."""
         cache = prefix.cache
         if cache is None:
-            cache = self.decoder.init_cache(params, batch_size, capacity)
-        states = for_each(self.readers.empty(), batch_size) | prefix.sources
-        to_read = lengths - 1
+            cache = self.decoder.init_cache(params, *prompts.shape)
+        return Prefix(cache, for_each(self.readers.empty(), len(prompts)) | prefix.sources)
 
-        # The loops run until the longest sequence is read, be it on another device: all leave them together.
-        left = jnp.max(to_read - cache.length)
-        left = left if self.mesh is None else jax.lax.pmax(left, DATA)
+    def read(
+        self, params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix, chunk: tuple[int, int]
+    ) -> Prefix:
+        """Reads chunks of the prompts on a device. `chunk` has their tokens, and how many may be left in the end."""
+        size, threshold = chunk
+        to_read, vocabulary = lengths - 1, VocabularyShard.of(self.decoder.vocab_size, self.mesh)
+        index = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(lengths), size))
 
-        def read(positions: jax.Array) -> jax.Array:
+        def take(positions: jax.Array) -> jax.Array:
             return jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
 
-        def has_more_than(threshold: int, carry: tuple[Prefix, jax.Array]) -> jax.Array:
-            return carry[1] > threshold
-
-        def read_chunk(chunk: int, carry: tuple[Prefix, jax.Array]) -> tuple[Prefix, jax.Array]:
+        def read_chunk(carry: tuple[Prefix, jax.Array]) -> tuple[Prefix, jax.Array]:
             (cache, states), left = (carry[0].cache, carry[0].sources), carry[1]
-            index = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
             positions = cache.length[:, None] + index
-            tokens = read(positions)
-            mask = np.tri(chunk, dtype=bool)
-            hidden, block_kv = self.decoder.forward(params, tokens, positions, cache, mask)
-            # A second upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the
+            tokens = take(positions)
+            hidden, block_kv = self.decoder.forward(params, tokens, positions, cache, np.tri(size, dtype=bool))
+            # A second upper bound of `size` or more changes nothing. As it depends on the result of the pass, the
             # cache is written after the last layer has read it, and so in place; otherwise compilers copy the cache.
-            after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
-            num_read = jnp.minimum(jnp.clip(to_read - cache.length, 0, chunk), after_pass)
+            after_pass = size + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
+            num_read = jnp.minimum(jnp.clip(to_read - cache.length, 0, size), after_pass)
             if states:
-                previous = jnp.where(positions == 0, NONE, read(positions - 1))
+                previous = jnp.where(positions == 0, NONE, take(positions - 1))
                 tokens_after = best(params, hidden, self.decoder, vocabulary)
                 states = jax.vmap(self.readers.read)(states, Passage(tokens, previous, tokens_after, num_read))
-            return Prefix(self.decoder.commit(cache, block_kv, index, num_read), states), left - chunk
+            return Prefix(self.decoder.commit(cache, block_kv, index, num_read), states), left - size
 
-        prefix = Prefix(cache, states)
-        for chunk, threshold in fitting(self.chunks, capacity):
-            condition, body = functools.partial(has_more_than, threshold), functools.partial(read_chunk, chunk)
-            prefix, left = jax.lax.while_loop(condition, body, (prefix, left))
-        return prefix
+        # The loop runs until the longest sequence is read, be it on another device: all leave it together.
+        left = jnp.max(to_read - prefix.cache.length)
+        left = left if self.mesh is None else jax.lax.pmax(left, DATA)
+        return jax.lax.while_loop(lambda carry: carry[1] > threshold, read_chunk, (prefix, left))[0]
+
+    def specs(self, prefix: Prefix | None = None) -> Prefix:
+        """Returns those of `sharding.prefix_specs`."""
+        return sharding.prefix_specs(self.decoder, self.readers, prefix)
 
 
 @ahead.jit(static_argnames="reading")
-def _read(params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix, *, reading: _Reading) -> Prefix:
-    specs = functools.partial(sharding.prefix_specs, reading.decoder, reading.readers)
-    in_specs = sharding.param_specs(params, reading.mesh), sharding.BATCH, sharding.BATCH, specs(prefix)
-    read = mesh_lib.shard(reading.of_device, reading.mesh, in_specs, specs())
-    return read(params, prompts, lengths, prefix)
+def _begin(params: Params, prompts: jax.Array, prefix: Prefix, *, reading: _Reading) -> Prefix:
+    specs = sharding.param_specs(params, reading.mesh), sharding.BATCH, reading.specs(prefix)
+    return mesh_lib.shard(reading.begin, reading.mesh, specs, reading.specs())(params, prompts, prefix)
+
+
+@ahead.jit(static_argnames=("reading", "chunk"), donate_argnames="prefix")
+def _read(
+    params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix, *, reading: _Reading, chunk: tuple[int, int]
+) -> Prefix:
+    specs = sharding.param_specs(params, reading.mesh), sharding.BATCH, sharding.BATCH, reading.specs()
+    read = functools.partial(reading.read, chunk=chunk)
+    return mesh_lib.shard(read, reading.mesh, specs, reading.specs())(params, prompts, lengths, prefix)
 
 
 def best(params: Params, hidden: jax.Array, decoder: Decoder, vocabulary: VocabularyShard) -> jax.Array:
@@ -173,7 +196,7 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
     states = {name: state for name, state in prefix.sources.items() if name in config.sources.readers.specs}
     prefix = dataclasses.replace(prefix, sources=states)
     window_tokens = config.lookahead.window_size * (config.lookahead.ngram_size - 1)
-    num_drawn = DRAWN * max(1, -(-window_tokens // DRAWN))
+    num_drawn = DRAWN * -(-window_tokens // DRAWN)
     keys, drawn = _draw(inputs.key, inputs.prompts, inputs.lengths, places, num_drawn)
     noise = _noise(keys, inputs.lengths, inputs.sampling, config.lookahead, config.decoder.vocab_size)
     return _start(prefix, inputs, keys, drawn, noise, config)
@@ -184,7 +207,7 @@ def unread(state: DecodeState) -> DecodeState:
     return dataclasses.replace(state, num_tokens=state.cache.length + 1)
 
 
-# Random numbers take long to compile: the two programs below serve windows of any usual size and any drafts.
+# Random numbers take long to compile: the two programs below serve windows of any usual size, or none, and any drafts.
 
 
 @ahead.jit(static_argnames="num_drawn")

@@ -101,15 +101,15 @@ def described(named: Facts, params: Params, config: DecodeConfig, **more: Any) -
 class SavedPrograms:
     """The programs of a directory.
 
-    XLA takes seconds to load a large program. Those of a call begin to load at once, each in a thread; of those of an
-    engine, which may need few of them, each is loaded when it is needed.
+    XLA takes seconds to load a large program. Those of a call begin to load at once, in their order, one on each
+    processor; of those of an engine, which may need few of them, each is loaded when it is needed.
     """
 
     def __init__(self, path: pathlib.Path, device: jax.Device):
         self._path, self._device, self._lock = path, device, threading.RLock()
         self._warned: set[str] = set()
         self._is_broken = False  # whether a program cannot be loaded
-        self._threads = futures.ThreadPoolExecutor(thread_name_prefix="jlade-programs")
+        self._threads = futures.ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="jlade-programs")
         self._loaded: dict[str, futures.Future[Any]] = {}  # by their files; of None for one that cannot be loaded
         self._in_memory: dict[str, room.Programs] = {}  # the same
         self._known: dict[tuple[Any, ...], tuple[str, str] | None] = {}  # by calls

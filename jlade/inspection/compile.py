@@ -11,7 +11,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jlade import mesh as mesh_lib
 from jlade.costs import choice
-from jlade.decoding import loop
+from jlade.decoding import ahead, loop
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.engine import engine as engine_lib
 from jlade.engine.engine import Engine
@@ -76,12 +76,15 @@ def compile(
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
     decode_config = dataclasses.replace(filled.config, decoder=decoder, chunks=chunks)
 
+    inputs = dataclasses.replace(filled.inputs, lengths=ahead.shapes(filled.inputs.lengths))  # of prompts of any length
+
     def run() -> None:
-        state = loop.decode(params, filled.inputs, decode_config)
+        state = loop.decode(params, inputs, decode_config)
         if turns:
-            loop.decode(params, earlier.continued(filled.inputs, state), decode_config)
+            loop.decode(params, earlier.continued(inputs, state), decode_config)
 
     made = targets.programs_of(run, target, anew=True)
+    made.sort(key=lambda each: each.call.settings.get("chunk", (0, 0)))  # few prompts need the last ones: they load last
     saved_programs.save(output, made, target, saved_programs.facts_of(params, filled.inputs, decode_config))
 
 

@@ -11,7 +11,6 @@ from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.costs import choice, devices
 from jlade.costs.estimate import Rates
-from jlade.decoding.state import CHUNKS
 from jlade.errors import check_int
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop, Needs
@@ -230,9 +229,9 @@ def _described(inspection: Inspection, programs: ModelPrograms, is_attached: boo
     tokens, _ = division.share_size(setting, mesh_lib.size(programs.mesh, LOOKAHEAD))
     inspection = dataclasses.replace(
         inspection,
-        memory=_memory(inspection.memory.limit, programs, (reading, decoding[setting])),
+        memory=_memory(inspection.memory.limit, programs, (*reading.values(), decoding[setting])),
         compile_seconds=time.perf_counter() - began,
-        chunks=tuple(programs.loops(reading, setting, CHUNKS[0][0])),
+        chunks=tuple(loop for size, program in reading.items() for loop in programs.loops(program, setting, size)),
         step=programs.loops(decoding[setting], setting, tokens)[-1],
         plain_step=programs.loops(decoding[PLAIN], PLAIN, 1)[-1],
     )

@@ -89,31 +89,31 @@ class ModelPrograms(NamedTuple):
         placed: LlamaParams = mesh_lib.shapes(self.params, self.mesh, model_sharding.specs(self.params, self.mesh))
         return placed
 
-    def reading(self, lookahead: LookaheadConfig) -> Any:
-        """Returns the compiled program that reads prompts."""
+    def reading(self, lookahead: LookaheadConfig) -> dict[int, Any]:
+        """Returns the compiled programs that read prompts, by the sizes of their chunks, the largest first."""
 
         shapes = jax.eval_shape(lambda: self.inputs(1))
         if self.mesh is not None:
             shapes = mesh_lib.shapes(shapes, self.mesh, sharding.input_specs(shapes, self.config(PLAIN)))
-        return self._compiled(lambda: prefill.prefill(self.placed_params(), shapes, self.config(lookahead)))
+        made = self._compiled(lambda: prefill.prefill(self.placed_params(), shapes, self.config(lookahead)))
+        return {call.settings["chunk"][0]: program for call, program in made if call.program == "_read"}
 
     def decoding(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that makes steps."""
 
         params, rest, memory = self.arguments(lookahead)
         state = dataclasses.replace(rest, memory=memory)
-        return self._compiled(lambda: loop.run_steps(params, state, self.config(lookahead)))
+        ((_, program),) = self._compiled(lambda: loop.run_steps(params, state, self.config(lookahead)))
+        return program
 
-    def _compiled(self, run: Callable[[], Any]) -> Any:
-        """Returns the one program that a function runs."""
-        (made,) = targets.programs_of(run, self.mesh or self.device)
-        return made.compiled
+    def _compiled(self, run: Callable[[], Any]) -> list[targets.Made]:
+        return targets.programs_of(run, self.mesh or self.device)
 
     def loops(self, program: Any, lookahead: LookaheadConfig, tokens: int) -> list[Loop]:
         """Returns the loops of a compiled program: over chunks of prompts, or over steps.
 
         Args:
-          program: a result of `reading` or `decoding`.
+          program: of `reading` or `decoding`.
           lookahead: the setting.
           tokens: of a round, of each sequence.
         """
@@ -147,30 +147,44 @@ class ModelPrograms(NamedTuple):
         share = self.decoder.config.share_of_experts(sequences * tokens)
         return dict.fromkeys(map(mesh_lib.local_size, experts), share)
 
-    def step_seconds(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:
+    def step_seconds(
+        self, reading: dict[int, Any], decoding: dict[LookaheadConfig, Any]
+    ) -> dict[LookaheadConfig, float]:
         """Returns the median seconds of a step of each program, with random weights and a cache that is nearly full.
 
-        The device must be attached.
+        The device must be attached. The programs that read are of the first setting.
         """
+        config = self.config(next(iter(decoding)))
         with jax.default_device(self.device):
             params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
             bits = quantization.fewest_bits(self.params)
             if bits is not None:
                 params = quantize(params, bits, mesh_lib.size(self.mesh, *mesh_lib.MODEL))
             params = sharding.put_params(params, self.mesh)
-            return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
+            return {
+                setting: self._step_seconds(params, reading, config, decoding[setting], setting) for setting in decoding
+            }
 
-    def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
+    def _step_seconds(
+        self,
+        params: LlamaParams,
+        reading: dict[int, Any],
+        read_config: DecodeConfig,
+        decode: Any,
+        setting: LookaheadConfig,
+    ) -> float:
         room = (REPEAT + 1) * STEPS * setting.max_accepted
         inputs = self.inputs(max(1, self.capacity - room), setting)
         inputs = sharding.put(inputs, self.config(setting)) if self.mesh else jax.device_put(inputs, self.device)
-        config, made, seconds = self.config(setting), {"_read": reading, "_run": decode}, []
+        config, seconds = self.config(setting), []
 
         def handler(call: Call) -> Any:
-            return made[call.program](*call.arrays) if call.program in made else call.run()
+            if call.program == "_read":
+                return reading[call.settings["chunk"][0]](*call.arrays)
+            return decode(*call.arrays) if call.program == "_run" else call.run()
 
         with ahead.intercept(handler):
-            state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
+            state = prefill.start(prefill.prefill(params, inputs, read_config), inputs, config)
             for _ in range(REPEAT + 1):
                 before = int(state.num_steps.max())
                 began = time.perf_counter()

@@ -120,7 +120,7 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
       anew: whether to compile what JAX has already, in memory or in its persistent cache: of a program from the cache,
         JAX serializes a part alone.
     """
-    made, seen = list[Made](), set[Any]()
+    made = dict[Any, Made]()
     everywhere = NamedSharding(place, PartitionSpec()) if isinstance(place, Mesh) else SingleDeviceSharding(place)
 
     def shape(array: Any) -> jax.ShapeDtypeStruct:
@@ -132,14 +132,13 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
         call = call.apart() if anew else call
         leaves, structure = jax.tree.flatten(call.arrays)
         key = call.program, *call.settings.values(), *leaves, structure
-        if key not in seen:
-            seen.add(key)
-            made.append(Made(call, compiled(call.jitted, call.arrays, call.settings, place)))
-        return call.jitted.eval_shape(*call.arrays, **call.settings)
+        if key not in made:
+            made[key] = Made(call, compiled(call.jitted, call.arrays, call.settings, place))
+        return ahead.results_of(made[key].compiled)
 
     with ahead.intercept(handler), without_cache() if anew else contextlib.nullcontext():
         run()
-    return made
+    return [*made.values()]
 
 
 def compiled(jitted: Any, arguments: Iterable[Any], settings: Mapping[str, Any], place: jax.Device | Mesh) -> Any:
