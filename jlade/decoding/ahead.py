@@ -66,7 +66,8 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Returns a decorator like `jax.jit` with these options, for a function whose first arrays may be shapes.
 
     Its static arguments have names, and come last. The programs of each choice of them are dropped together when the
-    process has little room for more (`jlade.decoding.room`).
+    process has little room for more (`jlade.decoding.room`). While JAX looks for NaN, which calls a function again
+    where it finds one, no arguments are donated.
     """
     given = options.get("static_argnames", ())
     static = {given} if isinstance(given, str) else set(given)
@@ -76,13 +77,15 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
         num_arrays, names = len(parameters) - len(static), parameters[len(parameters) - len(static) :]
         assert set(names) == static, (function, names)
         made: dict[tuple[Any, ...], _Programs] = {}
+        kept = {name: value for name, value in options.items() if name != "donate_argnames"}
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
             named = dict(zip(names, args[num_arrays:], strict=False)) | kwargs
             arrays, settings = args[:num_arrays], {name: named[name] for name in names}
-            key = tuple(settings.values())
-            programs = made.get(key) or made.setdefault(key, _Programs(function, options))
+            donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+            key = (*settings.values(), donates)
+            programs = made.get(key) or made.setdefault(key, _Programs(function, options if donates else kept))
             programs.use()
             handler = _handler.get()
             _here.depth += 1

@@ -12,7 +12,7 @@ from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 # A model that no other test has, so that no program is there.
 SHAPE = {"num_layers": 1, "head_dim": 4, "max_positions": 2048}
 PROGRAMS = {"jit(_read)": "prefill", "jit(_run)": "decode"}
-NOTHING, DECODE, PREFILL, BOTH = set(), {"decode"}, {"prefill"}, {"prefill", "decode"}
+NOTHING, DECODE, BOTH = set(), {"decode"}, {"prefill", "decode"}
 TREE = jlade.LookaheadConfig.tree(7)
 SUFFIX = jlade.LookaheadConfig.tree(7, sources=("suffix",))
 
@@ -45,7 +45,7 @@ CHANGES = {
     "logprobs": ({"logprobs": True}, {"logprobs": True, "max_new_tokens": 3}, DECODE),
     "more than 32 end tokens": ({"eos_ids": [5] * 33}, {"eos_ids": [6] * 64}, DECODE),
     "more than 1024 tokens": ({"max_new_tokens": 1100}, {"max_new_tokens": 1200}, BOTH),
-    "batch size": ({"prompt": [[1], [2]]}, {"prompt": [[1, 3], [2, 4]]}, BOTH),
+    "batch size": ({"prompt": [[1, 2], [2]]}, {"prompt": [[1, 3], [2, 4]]}, BOTH),
     "setting": ({"lookahead": SUFFIX}, {"lookahead": SUFFIX, "max_new_tokens": 3}, DECODE),
     "setting with recycled logits": ({"lookahead": TREE}, {"lookahead": TREE, "max_new_tokens": 3}, BOTH),
 }
@@ -96,11 +96,10 @@ def test_the_first_state_corpus_and_prediction():
         tiny_llama(**SHAPE), [1, 2, 3], max_new_tokens=4, lookahead=PAPER, eos_ids=(), keep_state=True
     ).state
     longer = [1, 2, 3, *[4] * 5]
-    assert compiled(longer, state=state) == PREFILL
-    assert compiled([*longer, 5], state=state) == NOTHING
+    assert compiled(longer, state=state) == NOTHING, "the rest of the prompt is read by the program of other prompts"
     assert compiled(lookahead=SUFFIX, corpus=[[1, 2, 3, 4]]) == DECODE
     assert compiled(lookahead=SUFFIX, corpus=[[4, 3, 2, 1]]) == NOTHING
-    assert compiled(lookahead=TREE, corpus=[[1, 2, 3, 4]]) == BOTH, "the recycled logits begin with the corpus"
+    assert compiled(lookahead=TREE, corpus=[[1, 2, 3, 4]]) == DECODE
     assert compiled(lookahead=TREE, prediction=[1, 2, 3]) == DECODE
     for text, events in (([1, 2, 3, 4], DECODE), ([4, 3, 2], NOTHING)):
         assert compiled(lookahead=TREE, prior=jlade.prior(tiny_llama(**SHAPE), [text])) == events
