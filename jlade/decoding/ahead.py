@@ -22,6 +22,7 @@ import jax
 from jlade.decoding import room, status
 
 T = TypeVar("T")
+_config: Any = jax.config  # for type checkers it has no options
 
 
 class Call(NamedTuple):
@@ -83,7 +84,7 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
         def call(*args: Any, **kwargs: Any) -> T:
             named = dict(zip(names, args[num_arrays:], strict=False)) | kwargs
             arrays, settings = args[:num_arrays], {name: named[name] for name in names}
-            donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+            donates = not (_config.jax_debug_nans or _config.jax_debug_infs)
             key = (*settings.values(), donates)
             programs = made.get(key) or made.setdefault(key, _Programs(function, options if donates else kept))
             programs.use()

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from jlade import mesh
-from jlade.config import PLAIN
 from jlade.decoding import ahead, loop, prefill, sharding
 from jlade.decoding.state import DecodeState
 from jlade.generation import memory, results, saved_programs
@@ -145,7 +144,7 @@ def _begun_plainly(request: DecodeRequest, options: Options) -> DecodeRequest:
 
     They do where more is known than the prompt, or more is wanted than the text: a later call then goes on with it.
     """
-    names = "state", "pool", "corpus", "prior", "prediction", "programs"
+    names = "state", "pool", "corpus", "prior", "prediction"
     wants_more = options.with_statistics or options.keep_state
     wants_more |= any(getattr(options, name) is not None for name in names)
     agrees = request.config.mesh is None or not request.config.mesh.is_multi_process  # with other processes, as one
@@ -153,13 +152,7 @@ def _begun_plainly(request: DecodeRequest, options: Options) -> DecodeRequest:
         return request
     if request.learned.pays(int(np.max(request.inputs.stopping.max_new_tokens))):
         return request
-    return dataclasses.replace(
-        request,
-        inputs=dataclasses.replace(request.inputs, costs=None, sources={}),
-        config=dataclasses.replace(request.config, lookahead=PLAIN),
-        learned=None,
-        reading=request.config,
-    )
+    return request.plain()
 
 
 @mesh.without_ambient_mesh()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh as mesh_lib
-from jlade.config import SamplingConfig
+from jlade.config import PLAIN, SamplingConfig
 from jlade.constraints.tokens import Table
 from jlade.costs import devices
 from jlade.costs.learned import Learned
@@ -56,6 +56,16 @@ class DecodeRequest:
     learned: Learned | None = None  # of `Setup`
     programs: SavedPrograms | None = None  # of `Setup`
     reading: DecodeConfig | None = None  # for reading the prompts, with the sources of a later call; None for `config`
+
+    def plain(self) -> "DecodeRequest":
+        """Returns the request with plain steps. Its prompts are read by the program that reads them for this one."""
+        return dataclasses.replace(
+            self,
+            inputs=dataclasses.replace(self.inputs, costs=None, sources={}),
+            config=dataclasses.replace(self.config, lookahead=PLAIN),
+            learned=None,
+            reading=self.config,
+        )
 
 
 @keywords(Options)

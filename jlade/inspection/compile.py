@@ -10,8 +10,10 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from jlade import mesh as mesh_lib
+from jlade.config import PLAIN
 from jlade.costs import choice
-from jlade.decoding import ahead, loop
+from jlade.decoding import ahead, loop, prefill
+from jlade.decoding.ahead import Call
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.engine import engine as engine_lib
 from jlade.engine.engine import Engine
@@ -45,7 +47,8 @@ def compile(
 
     A process that loads them neither traces nor compiles. Weights are not read, and the device need not be there, as
     in `jlade.inspect`. The programs are for one device of that kind, for the versions that are installed here, and for
-    calls with these arguments; the values of those that `jlade.generate` compiles nothing for are free.
+    calls with these arguments; the values of those that `jlade.generate` compiles nothing for are free. Those of "auto"
+    are also the plain ones, which a first short text runs.
 
     Args:
       model: a directory with a `config.json`, a GGUF file, an id of the Hugging Face Hub, or parameters.
@@ -67,25 +70,35 @@ def compile(
     arguments = {"tokenizer": source.tokenizer, "max_new_tokens": capacity - 1} | options
     params, target = source.params, source.target
     decoder = source.decoder(attention, experts, arguments.get("kv_dtype"))
+    is_auto = arguments.get("lookahead", "auto") == "auto"
     with jax.default_device(target if source.is_attached else None):
-        if not source.is_attached and arguments.get("lookahead", "auto") == "auto":
+        if not source.is_attached and is_auto:
             arguments["lookahead"] = choice.estimated(params, batch_size, None, target)
         of_call = Options(**arguments)
         setup = request.resolve(params, of_call, batch_size)
         filled = request.fill(params, setup, [NO_PROMPT] * batch_size, of_call)
     chunks = CHUNKS_ON_CPU if target.platform == "cpu" else CHUNKS
-    decode_config = dataclasses.replace(filled.config, decoder=decoder, chunks=chunks)
-
     inputs = dataclasses.replace(filled.inputs, lengths=ahead.shapes(filled.inputs.lengths))  # of prompts of any length
+    config = dataclasses.replace(filled.config, decoder=decoder, chunks=chunks)
 
     def run() -> None:
-        state = loop.decode(params, inputs, decode_config)
+        state = loop.decode(params, inputs, config)
         if turns:
-            loop.decode(params, earlier.continued(inputs, state), decode_config)
+            loop.decode(params, earlier.continued(inputs, state), config)
+        if is_auto and inputs.costs is not None:  # the first call of a process may be plain
+            plain = dataclasses.replace(filled, inputs=inputs, config=config).plain()
+            prefix = prefill.prefill(params, plain.inputs, config)
+            loop.run_steps(params, prefill.start(prefix, plain.inputs, plain.config), plain.config)
 
     made = targets.programs_of(run, target, anew=True)
-    made.sort(key=lambda each: each.call.settings.get("chunk", (0, 0)))  # few prompts need the last ones: they load last
-    saved_programs.save(output, made, target, saved_programs.facts_of(params, filled.inputs, decode_config))
+    made.sort(key=lambda each: _rank(each.call))
+    saved_programs.save(output, made, target, saved_programs.facts_of(params, inputs, config))
+
+
+def _rank(call: Call) -> tuple[bool, bool]:
+    """Returns the place of a program in the order of loading: those of a short prompt and of plain steps are first."""
+    config = call.settings.get("config")
+    return "chunk" in call.settings and call.settings["chunk"][1] > 0, config is not None and config.lookahead != PLAIN
 
 
 @mesh_lib.without_ambient_mesh()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jlade
+from jlade.costs import learned
 from jlade.decoding import ahead
 from jlade.generation import request, saved_programs
 from jlade.inspection import targets
@@ -41,6 +42,18 @@ def made(tmp_path_factory):
     directory = tmp_path_factory.mktemp("made") / "programs"
     jlade.compile(params(), directory, lookahead=PAPER, capacity=64, turns=True)
     return directory
+
+
+@pytest.mark.slow
+def test_a_first_short_text_of_auto_is_plain_and_compiles_nothing_either(tmp_path):
+    jlade.compile(params(), tmp_path / "auto", capacity=64)
+    learned.forget()
+    with recorded(EVENTS) as events:
+        options = {"max_new_tokens": 16, "eos_ids": (), "programs": tmp_path / "auto"}
+        first, second = (jlade.generate(params(), [1, 2, 3], **options) for _ in range(2))
+    assert events == []
+    assert first.steps.tolist() == [16] > second.steps.tolist()
+    assert first.tokens.tolist() == second.tokens.tolist()
 
 
 @pytest.fixture
