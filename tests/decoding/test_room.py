@@ -30,9 +30,9 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def few(monkeypatch, tmp_path):
-    """A system that does not show its maps, with room for two settings: 3 programs each, and 2 for both."""
+    """A system that does not show its maps, with room for two settings: 3 programs each, and 3 for both."""
     monkeypatch.setattr(room, "LIMIT", tmp_path / "missing")
-    monkeypatch.setattr(room, "MAX_PROGRAMS", 8 / room.SHARE)
+    monkeypatch.setattr(room, "MAX_PROGRAMS", 9 / room.SHARE)
 
 
 def text(window_size):
