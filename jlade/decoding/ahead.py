@@ -78,7 +78,7 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
         num_arrays, names = len(parameters) - len(static), parameters[len(parameters) - len(static) :]
         assert set(names) == static, (function, names)
         made: dict[tuple[Any, ...], _Programs] = {}
-        kept = {name: value for name, value in options.items() if name != "donate_argnames"}
+        undonated = {name: value for name, value in options.items() if name != "donate_argnames"}
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
@@ -86,7 +86,7 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
             arrays, settings = args[:num_arrays], {name: named[name] for name in names}
             donates = not (_config.jax_debug_nans or _config.jax_debug_infs)
             key = (*settings.values(), donates)
-            programs = made.get(key) or made.setdefault(key, _Programs(function, options if donates else kept))
+            programs = made.get(key) or made.setdefault(key, _Programs(function, options if donates else undonated))
             programs.use()
             handler = _handler.get()
             _here.depth += 1

@@ -47,7 +47,7 @@ def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
     # The programs know of the setting only the sources that read prompts.
     states = {name: state for name, state in inputs.sources.items() if name in readers.specs}
     reading = _Reading(config.decoder, readers, config.mesh)
-    prefix = _begin(params, inputs.prompts, Prefix(inputs.cache, states), reading=reading)
+    prefix = _begin_prefix(params, inputs.prompts, Prefix(inputs.cache, states), reading=reading)
     chunks = fitting(config.chunks, inputs.prompts.shape[1])
     if left is not None:
         passes = num_passes(chunks, inputs.prompts.shape[1], left)
@@ -134,7 +134,7 @@ class _Reading:
 
 
 @ahead.jit(static_argnames="reading")
-def _begin(params: Params, prompts: jax.Array, prefix: Prefix, *, reading: _Reading) -> Prefix:
+def _begin_prefix(params: Params, prompts: jax.Array, prefix: Prefix, *, reading: _Reading) -> Prefix:
     specs = sharding.param_specs(params, reading.mesh), sharding.BATCH, reading.specs(prefix)
     return mesh_lib.shard(reading.begin, reading.mesh, specs, reading.specs())(params, prompts, prefix)
 

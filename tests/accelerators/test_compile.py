@@ -47,7 +47,7 @@ def check(directory, target):
 def test_programs_of_another_device_are_written_and_refused_here(name, tmp_path):
     jlade.compile(tiny_llama(), tmp_path / "programs", name, lookahead=PAPER, capacity=64)
     (target,), _ = targets.find(name)
-    assert check(tmp_path / "programs", target) == ["_begin", "_draw", "_noise", "_start", "_run", "_read"]
+    assert check(tmp_path / "programs", target) == ["_begin_prefix", "_read", "_draw", "_noise", "_start", "_run"]
 
 
 @pytest.mark.parametrize("name", [device("v5e")])

@@ -46,7 +46,7 @@ SETTINGS = [
     LookaheadConfig.paper(4, 4, 3, window_advance="token", pool_from_prompt=False),
     PLAIN,
 ]
-CHUNK_SIZES = [chunk for chunk, _ in CHUNKS_ON_CPU]
+(LARGE, _), (SMALL, _) = CHUNKS_ON_CPU
 
 
 @functools.cache
@@ -401,17 +401,17 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
 
 
 @pytest.mark.parametrize(
-    ("setting", "block_sizes"),
+    ("setting", "expected"),
     [
-        (SETTINGS[0], [21]),
+        (SETTINGS[0], [1, SMALL, 21, LARGE]),
         # Recycled logits have another prefill.
-        slow(LookaheadConfig.tree(9, ngrams=NGramConfig(2, 3, 2)), [*CHUNK_SIZES, 13]),
+        slow(LookaheadConfig.tree(9, ngrams=NGramConfig(2, 3, 2)), [1, SMALL, 13, LARGE, LARGE, SMALL]),
     ],
     ids=["paper", "tree"],
 )
-def test_prefill_is_traced_once_and_decode_once_for_each_setting(setting, block_sizes, monkeypatch):
+def test_prefill_is_traced_once_and_decode_once_for_each_setting(setting, expected, monkeypatch):
     """Twenty prompts, limits, seeds and sets of end tokens, with and without lookahead."""
-    params = tiny_llama(max_positions=1000 + block_sizes[-1])  # a shape of this setting's own
+    params = tiny_llama(max_positions=1000 + setting.block_size)  # a shape of this setting's own
     sizes = []
     original = type(params.decoder).forward
 
@@ -430,7 +430,7 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(setting, block_
             eos_ids=range(i % 5),
             key=jax.random.key(i),
         )
-    assert sorted(sizes) == sorted([*CHUNK_SIZES, 1, *block_sizes])
+    assert sizes == expected
 
 
 @pytest.mark.slow

@@ -97,6 +97,7 @@ def test_the_first_state_corpus_and_prediction():
     ).state
     longer = [1, 2, 3, *[4] * 5]
     assert compiled(longer, state=state) == NOTHING, "the rest of the prompt is read by the program of other prompts"
+    assert compiled([*longer, 5], state=state) == NOTHING
     assert compiled(lookahead=SUFFIX, corpus=[[1, 2, 3, 4]]) == DECODE
     assert compiled(lookahead=SUFFIX, corpus=[[4, 3, 2, 1]]) == NOTHING
     assert compiled(lookahead=TREE, corpus=[[1, 2, 3, 4]]) == DECODE

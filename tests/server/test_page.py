@@ -55,7 +55,9 @@ def greedy(prompt=PROMPT):
 def test_an_answer_in_the_colours_of_its_steps(width, question, served, open_page):
     opened = open_page(f"{served.url}/", width)
     page = opened.page
-    page.get_by_role("heading", level=1).get_by_text("tiny", exact=True).wait_for()  # the page asks for the name
+    title = page.get_by_role("heading", level=1)
+    title.get_by_text("tiny", exact=True).wait_for()  # the page asks for it
+    assert title.inner_text() == "tiny"
     set_limit(page, 20)
     ask(page, question)
     expected = alone(f"{question}c", max_new_tokens=20)
