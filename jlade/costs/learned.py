@@ -3,15 +3,15 @@
 The wall time of a call is the sum of its parts: the call itself, its forward passes over chunks of the prompt, its
 reading of earlier tokens, and its steps at each level. The time of a part is its prior, times a ratio of its own, times
 a scale for all parts. The prior is the estimate of the device's data sheet, or the measurements of `jlade.tune`; both
-say more of the ratios of these times than of the times. After each call the scale and the ratios move towards its time,
-each ratio by the share of its part in the call; those of steps with drafts also move together. No call waits for a
-measurement, and none compiles anything for it.
+say more of the ratios of these times than of the times. An extended Kalman filter follows the logarithms of the scale
+and the ratios: a call moves what is uncertain and has a large share in its time. No call waits for a measurement, and
+none compiles anything for it.
 
 Attention reads the earlier tokens in every step, and takes about the same share of a wide step as of a narrow one. So
 their number is no reason for another width, but without it a call with a long prompt seems to be slow.
 
-The machine may change: another process takes a core, and wide steps then lose more than narrow ones. The ratios follow
-within a few calls. They also return slowly to the prior, so that steps that calls leave out are tried again.
+The machine may change: another process takes a core, and wide steps then lose more than narrow ones. So what is known
+becomes uncertain again. The ratios also return slowly to the prior, so that steps that calls leave out are tried again.
 """
 
 import dataclasses
@@ -38,10 +38,14 @@ from jlade.mesh import DATA, LOOKAHEAD
 
 FORMAT = 2
 MEMORY = 64  # calls after which the file is written again
-TOGETHER = 2.0  # weight of what all parts, and all steps with drafts, have in common, compared with their own ratios
-GAIN = 0.8  # share of the difference to a call's time that the scale and the ratios make up for
-RETURN = 0.02  # share of their distance to 1 by which the ratios return with each call
-DISTURBED = 0.5  # most that a call may differ, in logarithms; what differs more is disturbed and counts as this much
+# Standard deviations of logarithms, of which the prior knows nothing else:
+SCALE = 0.3  # of the time of all parts
+DRAFTS = 0.3  # of what all steps with drafts have in common
+RATIO = 0.2  # of the ratio of a part
+NOISE = 0.05  # of the times of equal calls
+FADING = 0.03  # share of what calls have taught that becomes uncertain again with each call
+RETURN = 0.01  # share of their distance to 1 by which the ratios return with each call
+DISTURBED = 3.0  # a call that differs by more than this many times the noise counts for less
 CONTEXT = 0.3  # time that 1,000 earlier tokens add to a step, relative to it, by the prior; about that of SmolLM2
 SAVED = 1 / 3  # share of the time of plain decoding that wider steps save; assumed
 COMPILATION = 10.0  # seconds that the programs of wider steps take to compile; about that on two cores
@@ -62,6 +66,11 @@ class Learned:
         self._prior, self._num_levels, self._plain_time, self._path = prior, num_levels, plain_time, path
         self._ratios = np.ones(len(prior))  # [K] of the times to those of the prior
         self._scale = 0.0  # seconds of a plain step of the prior; 0 before the first call
+        drafts = np.zeros(1 + len(prior))
+        drafts[-num_levels:-1] = DRAFTS
+        variances = np.diag([SCALE**2, *[RATIO**2] * len(prior)])
+        self._unknown = variances + np.outer(drafts, drafts)  # [1 + K, 1 + K] covariance without calls
+        self._covariance = self._unknown  # of the logarithms of the scale and of the ratios
         self._lock = threading.Lock()
         self._programs: set[Any] = set()
         self._is_used = False  # whether a call has asked for its programs
@@ -135,12 +144,14 @@ class Learned:
             parts = counts * self._prior * self._ratios
             self._scale = self._scale or seconds / parts.sum()
             difference = math.log(seconds / (self._scale * parts.sum()))
-            shares = parts / parts.sum()
-            moves, with_drafts = shares.copy(), slice(-self._num_levels, -1)
-            moves[with_drafts] += TOGETHER * shares[with_drafts].sum()
-            change = GAIN * np.clip(difference, -DISTURBED, DISTURBED) / (TOGETHER + shares @ moves)
-            self._scale *= math.exp(TOGETHER * change)
-            self._ratios = (self._ratios * np.exp(change * moves)) ** (1 - RETURN)
+            noise = max(NOISE, abs(difference) / DISTURBED)  # something disturbs a call that differs by much
+            slope = np.array([1.0, *parts / parts.sum()])  # of the logarithm of the call's time
+            covariance = self._covariance @ slope
+            gain = covariance / (slope @ covariance + noise**2)
+            self._scale *= math.exp(gain[0] * difference)
+            self._ratios = (self._ratios * np.exp(gain[1:] * difference)) ** (1 - RETURN)
+            known = self._covariance - np.outer(gain, covariance)
+            self._covariance = (1 - FADING) * known + FADING * self._unknown
             self.num_calls += 1
             if self.num_calls & (self.num_calls - 1) == 0 or self.num_calls % MEMORY == 0:  # seldom: it takes 1 ms
                 self._write()

@@ -280,7 +280,7 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         """Whether a request runs at once: `compile` has made its programs, or was not called."""
-        return self._programs.find(1) is not None
+        return self._programs.may_step(1)
 
     def submit(
         self,

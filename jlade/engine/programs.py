@@ -1,7 +1,8 @@
 """The programs of an engine: which of them are there while the others compile, those that requests wait for first.
 
 A request waits for programs of its own alone. It runs by the steps of the fewest rows that are there and suffice: more
-rows than it needs give the same text.
+rows than it needs give the same text. Steps without drafts compile in a part of the time, so they come first, and stand
+in for the steps of all widths until those are there.
 """
 
 import dataclasses
@@ -96,6 +97,14 @@ class Programs:
         """Returns whether the steps without drafts of so many rows are there: of the fewest, whose steps are short."""
         return num_rows == self._sizes[0] and Part(num_rows, "rest") not in self._left
 
+    def stands_in(self, num_rows: int) -> bool:
+        """Returns whether steps without drafts take the place of those of all widths, which are not there yet."""
+        return self.find(num_rows) is None and num_rows <= self._sizes[0] and self.may_rest(self._sizes[0])
+
+    def may_step(self, num_rows: int) -> bool:
+        """Returns whether steps of so many rows are there, of whatever widths."""
+        return self.find(num_rows) is not None or self.stands_in(num_rows)
+
     def begin(self, row: Row) -> None:
         """Makes requests wait for the programs that `compile_next` compiles. `row` is that of any request."""
         self._row = ahead.shapes(row)
@@ -104,7 +113,7 @@ class Programs:
         # All rows before a part of them, whose place they can take.
         parts = [Part(size, kind) for size in (fewest, *reversed(more)) for kind in kinds]
         if self._config.lookahead.has_forecast:
-            parts.insert(len(kinds), Part(fewest, "rest"))
+            parts.insert(0, Part(fewest, "rest"))
         self._left = (*parts, Part(fewest, "scores"))
 
     def want_nothing(self) -> None:

@@ -57,7 +57,7 @@ class Running:
 
     def may_take(self) -> bool:
         """Returns whether the steps of another request beside those that run are there."""
-        return self._programs.find(self._number(1)) is not None and (not self.readings or self.may_read())
+        return self._programs.may_step(self._number(1)) and (not self.readings or self.may_read())
 
     def may_read(self) -> bool:
         """Returns whether the steps in which another request reads its prompt are there."""
@@ -164,18 +164,19 @@ class Running:
         goes_on = state is self._stepped and kind == "steps"
         num_rows, begin, stop_at = len(state.rows.done), time.perf_counter(), len(self.jobs) - 1
         width, config = self._widths[num_rows], self._config
+        stands_in = kind == "steps" and programs.stands_in(num_rows)
         rests = bool(goes_on and not another and width.rests) and programs.may_rest(num_rows)
         before = self._pool.attach_to(state.whole(), {row: job.pages for row, job in self.jobs.items()})
-        if rests:
-            max_steps = min(MORE * max_steps, width.rests)
+        if stands_in or rests:
+            max_steps = MORE * max_steps if stands_in else min(MORE * max_steps, width.rests)
             after = rows.rest(self._params, before, config, max_steps, stop_at)
         else:
             until = self._until(num_rows) if kind == "reading" else None
             before = width.put(before)
             after = rows.run(self._params, before, config, max_steps, stop_at, until)
         self.state = state.after(self._pool.detach_from(after))
-        self._stepped = self.state if kind == "steps" else None
-        if not rests:
+        self._stepped = self.state if kind == "steps" and not stands_in else None
+        if not (stands_in or rests):
             width.keep(after.pace)
         shown = rows.show(self.state.rows, any(job.logprobs for job in self.jobs.values()))
         if rests:

@@ -104,6 +104,25 @@ def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
 
 
 @pytest.mark.slow
+def test_steps_without_drafts_stand_in_for_those_of_all_widths_until_these_are_there():
+    prompt, options = [1, 2, 3, 1, 2], {"max_new_tokens": 40, "eos_ids": (), "logprobs": True}
+    with engine("adaptive", max_sequences=2, max_grammar=0) as running:
+        parts, found = running.compile(), []
+        next(parts)
+        assert not running.is_ready
+        next(parts)
+        assert running.is_ready
+        others = [running.submit([number], max_new_tokens=9, eos_ids=()) for number in (4, 5)]  # of which one waits
+        found.append(running.submit(prompt, **options).result(timeout=300))
+        list(parts)
+        found.append(running.submit(prompt, **options).result(timeout=300))
+        assert [len(other.result(timeout=300).tokens[0]) for other in others] == [9, 9]
+    for result in found:
+        assert_equal(result, alone(prompt, options, "adaptive"))
+    assert found[0].steps[0] == 40 > found[1].steps[0]
+
+
+@pytest.mark.slow
 def test_rounds_without_drafts_compile_nothing_after_the_warm_up(monkeypatch):
     seen = watched(monkeypatch, "rest", lambda params, state, *_: len(state.done))
     setting = LookaheadConfig.tree(3, relative_step_time=9.0)
