@@ -1,7 +1,7 @@
 """The families of transformers that jlade runs: what is in their config.json and in their files.
 
 A family is one entry of `DENSE`, `MIXTURES` or `RECURRENT`: the keys that it reads, and what distinguishes its models
-from LLaMA. The text of docs/models.md, "Adding a family", shows one.
+from LLaMA. "Adding a family" in docs/models.md shows one.
 """
 
 import difflib

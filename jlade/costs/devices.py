@@ -157,7 +157,7 @@ def unseen(root: pathlib.Path = pathlib.Path("/")) -> str | None:
     for device, patterns in DEVICE_FILES.items():
         if any(any(root.glob(pattern)) for pattern in patterns):
             installs = " or ".join(f'pip install "jlade[{extra}]"' for extra in EXTRAS[device])
-            return f"this machine has {device}, but JAX runs on the CPU: {installs}, see docs/install.md"
+            return f"this machine has {device}, but JAX runs on the CPU: {installs}, see docs/start.md"
     return None
 
 
