@@ -1,9 +1,9 @@
-# All targets need nothing but Python 3.11 or newer, and install into .venv. `make chat` and `make bench` download a model
-# of 93 MB, `make accelerators` the compilers of TPUs and GPUs, 2 GB. JAX for an accelerator is installed where one is
+# All targets need nothing but Python 3.11 or newer, and install into .venv. `make demo`, `make chat` and `make bench`
+# download a model of 93 MB, `make accelerators` the compilers of TPUs and GPUs, 2 GB. JAX for an accelerator is installed where one is
 # found, or as ACCELERATOR says: cuda12, cuda13, tpu or cpu.
 PYTHON ?= python3
 VENV ?= .venv
-PROMPT ?= def close(self):
+PROMPT ?= The days of the week as a Python list: [{'day': 'Monday', 'number': 1},
 BIN := $(VENV)/bin
 ACCELERATOR ?= $(shell sh tools/find_accelerator.sh)
 ifeq ($(filter cpu cuda12 cuda13 tpu,$(ACCELERATOR)),)
@@ -12,8 +12,8 @@ endif
 
 .PHONY: demo chat bench install test test-all quick faults accelerators docs lint clean
 
-demo: $(VENV)/.demo
-	$(BIN)/jlade "$(PROMPT)" --repetition-penalty 1.2 --max-new-tokens 62 --also tree=119
+demo: $(VENV)/.chat
+	$(BIN)/jlade "$(PROMPT)" --model smollm2 --max-new-tokens 72 --also tree=119
 
 chat: $(VENV)/.chat
 	$(BIN)/jlade chat
@@ -60,10 +60,6 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	if [ $(ACCELERATOR) != cpu ]; then $(BIN)/pip install --quiet --editable ".[$(ACCELERATOR)]"; fi
-
-$(VENV)/.demo: $(BIN)/python pyproject.toml
-	$(BIN)/pip install --quiet --editable .
-	touch $@
 
 $(VENV)/.chat: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --editable ".[chat,gguf]"

@@ -218,7 +218,7 @@ def _table(runs: _Runs) -> terminal.Tallies:
 def _sentences(
     params: LlamaParams, runs: _Runs, differences: list[difference.Difference | None], has_gap: bool
 ) -> Iterator[str]:
-    """Yields whether the texts are identical, and why wide blocks are slow on a CPU."""
+    """Yields whether the texts are identical, and what a CPU takes for the tokens of wide blocks."""
     (_, first), *rest = runs.items()
     if rest and not any(differences):
         number = "both" if len(rest) == 1 else f"all {len(runs)}"
@@ -232,9 +232,10 @@ def _sentences(
     for setting, run in runs.items() if device_of(params).platform == "cpu" else ():
         speed, compression = run.tally.tokens_per_second, run.tally.compression
         if plain and speed and compression and speed < plain:
+            block, step_time = setting.block_size, compression * plain / speed
             yield (
-                f"{_name(setting)} accepts {compression:.2f} tokens a step and feeds {setting.block_size} to the model:"
-                " a CPU takes time for each of them, a GPU or TPU has arithmetic to spare."
+                f"{_name(setting)}: a step accepts {compression:.2f} tokens and feeds {block} to the model. This CPU "
+                f"takes {step_time:.1f} plain steps for it; a GPU or TPU has arithmetic to spare."
             )
 
 

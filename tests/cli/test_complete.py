@@ -160,10 +160,13 @@ def test_a_slow_wide_block_is_explained(monkeypatch, capsys):
     monkeypatch.setattr(jlade, "stream", stream)
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
-    assert (
-        f"accepts 2.00 tokens a step and feeds {PAPER.block_size} to the model: a CPU takes time for each of them"
-        in printed
+    figures = re.search(
+        rf"a step accepts 2\.00 tokens and feeds {PAPER.block_size} to the model\. "
+        r"This CPU takes ([\d.]+) plain steps for it",
+        printed,
     )
+    speed = float(re.search(r"G=3 .* ([\d.]+)x", printed)[1])  # in the table: tokens of a step over its time, rounded
+    assert 2 / (speed + 0.005) - 0.05 <= float(figures[1]) <= 2 / (speed - 0.005) + 0.05
     assert "identical: both texts have the same 4 tokens" in printed
 
 
