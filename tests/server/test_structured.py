@@ -238,32 +238,6 @@ def test_the_client_gets_objects(client):
     assert completion.choices[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "buy"}}])
-def test_calls_of_tools(client, choice):
-    options = {"tools": [tool("show"), tool("buy", strict=True)], "tool_choice": choice, "parallel_tool_calls": False}
-    answer = asked(client, **options).choices[0]
-    (call,) = answer.message.tool_calls
-    assert answer.finish_reason == "tool_calls"
-    assert answer.message.content is None
-    assert json.loads(call.function.arguments)["size"] in ("small", "large")
-    assert call.function.name == "buy" or choice == "required"
-
-    name = arguments = ""
-    for chunk in asked(client, stream=True, **options):
-        for delta in chunk.choices[0].delta.tool_calls or []:
-            name += delta.function.name or ""
-            arguments += delta.function.arguments or ""
-        reason = chunk.choices[0].finish_reason
-    assert (name, arguments, reason) == (call.function.name, call.function.arguments, "tool_calls")
-
-    calls = [{"role": "assistant", "tool_calls": [call.to_dict()]}]
-    calls += [{"role": "tool", "tool_call_id": call.id, "content": "done"}]
-    after = client.chat.completions.create(model="tiny", messages=QUESTION + calls, max_tokens=4, seed=1)
-    rendered = json_chat.READER.chat({"messages": QUESTION + calls}).prompts[0]
-    assert after.usage.prompt_tokens == len(rendered)
-    assert f'"arguments": {json.dumps(json.loads(arguments))}' in json_chat.TOKENIZER.decode(rendered)
-
-
 def test_an_answer_may_use_no_tool(client):
     answer = asked(client, tools=[tool("show")]).choices[0]
     assert "<tool_call>" not in (answer.message.content or "")
