@@ -15,10 +15,10 @@ from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentValueError
-from jlade.server import items, structured, tools
-from jlade.server.responses import Writer, one_piece
+from jlade.server import kinds, structured, tools
+from jlade.server.writer import Writer, one_piece
 from tests.server import json_chat
-from tests.server.conftest import running
+from tests.server.conftest import response, running
 from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
 
 # Random weights may write whitespace without end.
@@ -49,7 +49,7 @@ from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
     ],
 )
 def test_fields_of_all_clients(body, grammar):
-    asked = structured.read(body)
+    asked = structured.read(kinds.read(body, structured.GRAMMARS))
     assert (asked and asked.grammar()) == grammar
 
 
@@ -71,7 +71,7 @@ def test_a_structural_tag(given):
         {"response_format": {"type": "structural_tag"} | given},
         {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag"} | given)}},
     ):
-        found = structured.read(body).grammar().automaton
+        found = structured.read(kinds.read(body, structured.GRAMMARS)).grammar().automaton
         for text, is_accepted in (
             ("anything < at all", True),
             ('yes: <a>{"size": "small"}</a> and <a>{"size":"large"}</a>.', True),
@@ -189,7 +189,7 @@ def test_arguments_of_earlier_calls(given, caplog):
 def test_errors_of_the_engine_name_the_fields_of_the_body(body, argument, of_chat, of_items):
     for asked, field in (
         (json_chat.READER.chat({"messages": QUESTION} | body), of_chat),
-        (items.read(json_chat.READER, items.Store(), {"input": "a"} | with_tools_of_items(body)), of_items),
+        (response({"input": "a"} | with_tools_of_items(body), json_chat.READER), of_items),
     ):
         error = asked.refusal(ArgumentValueError(argument, "must be at most 3, got 8")).body["error"]
         assert (error["param"], error["message"]) == (field, f"{field} must be at most 3, got 8")
