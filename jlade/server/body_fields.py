@@ -94,6 +94,7 @@ PASSED = ("cache_salt", "return_token_ids", "stream", "stream_options")
 
 def _bias(vocab_size: int) -> Kind:
     accepted = f"an object of numbers from -100 to 100 by token ids from 0 to {vocab_size - 1}"
+    check = number(-100, 100)
 
     def read(name: str, bias: Any) -> dict[int, float] | None:
         if not bias:
@@ -103,7 +104,7 @@ def _bias(vocab_size: int) -> Kind:
         for token, value in bias.items():
             if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
                 raise refused(name, token, accepted)
-            number(-100, 100)(name, value)
+            check(name, value)
         return {int(token): float(value) for token, value in bias.items()}
 
     return read

@@ -12,10 +12,10 @@ from typing import Any
 
 from jlade.server.fields import Body, RequestError, refused
 
-MAX_SAID = 1000  # names of unknown fields; anyone may make up more
+MAX_LOGGED = 1000  # names of unknown fields; anyone may make up more
 _cut = reprlib.Repr()
 _cut.maxstring = 100  # characters of a path
-_said: set[str] = set()
+_logged: set[str] = set()
 log = logging.getLogger(__name__)
 Kind = Callable[[str, Any], Any]
 Table = Mapping[str, Kind]
@@ -23,7 +23,7 @@ Table = Mapping[str, Kind]
 
 def read(body: Body, table: Table) -> Body:
     """Returns the values of the fields of a body, without those that are null; unknown fields are logged."""
-    say_unknown(body, table)
+    log_unknown(body, table)
     return {name: value for name, value in values(body, table).items() if value is not None}
 
 
@@ -32,7 +32,7 @@ def values(body: Body, table: Table, path: str = "") -> Body:
     return {name: kind(f"{path}{name}", body[name]) for name, kind in table.items() if body.get(name) is not None}
 
 
-def say_unknown(value: Any, table: Table, path: str = "", pattern: str = "") -> None:
+def log_unknown(value: Any, table: Table, path: str = "", pattern: str = "") -> None:
     """Logs each field of an object, or of the objects of a list, that is not in its table, once.
 
     Args:
@@ -44,21 +44,21 @@ def say_unknown(value: Any, table: Table, path: str = "", pattern: str = "") -> 
     if isinstance(value, list):
         for i, item in enumerate(value):
             if isinstance(item, dict):
-                say_unknown(item, table, f"{path}[{i}]", pattern)
+                log_unknown(item, table, f"{path}[{i}]", pattern)
     elif isinstance(value, dict):
         for name, field in value.items():
             dot = "." if path else ""
             inner = f"{path}{dot}{name}", f"{pattern}{dot}{name}"
             if name not in table:
-                _say(*inner)
+                _log(*inner)
             elif isinstance(kind := table[name], Nested):
-                say_unknown(field, kind.table, *inner)
+                log_unknown(field, kind.table, *inner)
 
 
-def _say(path: str, pattern: str) -> None:
-    pattern = _cut.repr(pattern)
-    if pattern not in _said and len(_said) < MAX_SAID:
-        _said.add(pattern)
+def _log(path: str, pattern: str) -> None:
+    pattern = pattern if len(pattern) <= _cut.maxstring else _cut.repr(pattern)  # which takes longer
+    if pattern not in _logged and len(_logged) < MAX_LOGGED:
+        _logged.add(pattern)
         log.warning("the field %s of a request is not known and not read", _cut.repr(path))
 
 

@@ -27,6 +27,7 @@ DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's 
 
 # Roles, with those of templates.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLE = kinds.one_of(*ROLES)
 # Names of the thoughts in a message, in the order of transformers. Templates get the first ones under the first name.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # Fields of a message that templates may use beside role, content and calls.
@@ -401,7 +402,7 @@ def _messages(messages: Any) -> list[Message]:
 def _message(name: str, message: Any) -> Message:
     if not isinstance(message, dict):
         raise refused(name, message, "an object with role and content")
-    role = kinds.one_of(*ROLES)(f"{name}.role", message.get("role"))
+    role = ROLE(f"{name}.role", message.get("role"))
     kinds.values(message, body_fields.UNSUPPORTED_IN_MESSAGES, f"{name}.")
     content = "" if role == "assistant" and message.get("content") is None else message.get("content")
     read: dict[str, Any] = {"role": ROLES[role], "content": kinds.parts(f"{name}.content", content)}

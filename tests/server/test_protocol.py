@@ -257,7 +257,7 @@ def test_each_field_of_openai_and_vllm_is_known():
 @pytest.fixture
 def said(monkeypatch, caplog):
     """Returns the names of the fields that the log says."""
-    monkeypatch.setattr(kinds, "_said", set())
+    monkeypatch.setattr(kinds, "_logged", set())
     caplog.set_level(logging.WARNING)
     parts = ("the field ", " of a request is not known and not read")
 

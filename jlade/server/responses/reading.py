@@ -117,7 +117,7 @@ def _messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
     for i, item in enumerate(items, start=-num_earlier):
         name = f"input[{i}]"
         if isinstance(kind := item["type"], str) and kind in ITEMS:
-            kinds.say_unknown(item, ITEMS[kind], name, "input")
+            kinds.log_unknown(item, ITEMS[kind], name, "input")
             kinds.values(item, OF_CALLS, f"{name}.")
         match kind:
             case "message":
@@ -141,10 +141,11 @@ def _messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
 
 
 ROLES = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}
+ROLE = kinds.one_of(*ROLES)
 
 
 def _message(name: str, item: Body) -> Body:
-    role = kinds.one_of(*ROLES)(f"{name}.role", item.get("role"))
+    role = ROLE(f"{name}.role", item.get("role"))
     return {"role": protocol.ROLES[role], "content": _content(f"{name}.content", item.get("content"), ROLES[role])}
 
 
