@@ -23,15 +23,14 @@ from jlade.engine.engine import Engine
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
-from jlade.server import fields, guard, items, page, responses, token_ids
+from jlade.server import fields, guard, page, responses, token_ids
 from jlade.server.choices import Choices, key
 from jlade.server.fields import Body, RequestError
 from jlade.server.guard import Guard, JsonResponse
-from jlade.server.item_events import ItemsWriter
 from jlade.server.metrics import Metrics
 from jlade.server.protocol import BodyReader, CompletionT
-from jlade.server.responses import Writer
 from jlade.server.token_ids import TokensWriter
+from jlade.server.writer import DONE, Writer
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
@@ -65,7 +64,6 @@ class Service:
         self._created = int(time.time())
         self._active: set[Choices] = set()
         self._is_draining = False
-        self._store = items.Store()
         # One thread reads short bodies and one long ones, so that no short one waits for a long one, nor for a grammar.
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"jlade {kind}") for kind in ("reader", "long reader", "grammars")
@@ -74,9 +72,7 @@ class Service:
         routes: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/chat/completions", complete(reader.chat, Writer)),
             ("POST", "/v1/completions", complete(reader.completion, Writer)),
-            ("POST", "/v1/responses", complete(functools.partial(items.read, reader, self._store), ItemsWriter)),
-            ("GET", "/v1/responses/{name}", self._show_response),
-            ("DELETE", "/v1/responses/{name}", self._remove_response),
+            *responses.routes(reader, complete),
             ("POST", "/inference/v1/generate", complete(functools.partial(token_ids.read, reader), TokensWriter)),
             ("GET", "/v1/models", self._list_models),
             ("GET", "/v1/models/{model:path}", self._show_model),
@@ -156,7 +152,7 @@ class Service:
         except Exception as error:
             for chunk in writer.failed(_in_openai_form(error)):
                 yield writer.event(chunk)
-        yield responses.DONE
+        yield DONE
 
     def _end(self, choices: Choices) -> None:
         choices.cancel()
@@ -183,7 +179,7 @@ class Service:
     async def _tokenize(self, request: Request) -> Response:
         def read(body: Body) -> Body:
             tokens, names = self.reader.tokens(body), None
-            if fields.boolean(body, "return_token_strs"):
+            if body.get("return_token_strs"):
                 names = [text_lib.token_name(self.reader.tokenizer, token) for token in tokens]
             limit = self.engine.capacity
             return {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names}
@@ -209,19 +205,6 @@ class Service:
         self._check_model(request.path_params["model"])
         return JsonResponse(self._of_model())
 
-    async def _show_response(self, request: Request) -> Response:
-        if request.query_params.get("stream") == "true":
-            raise RequestError("stream must be false: a stored response has no events", "stream")
-        turn = self._store.find(name := request.path_params["name"])
-        if turn is None:
-            raise _no_response(name)
-        return JsonResponse(turn.response)
-
-    async def _remove_response(self, request: Request) -> Response:
-        if not self._store.remove(name := request.path_params["name"]):
-            raise _no_response(name)
-        return JsonResponse({"id": name, "object": "response", "deleted": True})
-
     def check(self) -> None:
         """Raises a RequestError if a completion would not be answered."""
         if self._is_draining:
@@ -243,10 +226,6 @@ class Service:
 
     async def _show_page(self, request: Request) -> Response:
         return HTMLResponse(page.text(), headers=page.headers())
-
-
-def _no_response(name: str) -> RequestError:
-    return RequestError(f"there is no stored response {name!r:.100}", "response_id", "response_not_found", 404)
 
 
 class _Events(StreamingResponse):

@@ -1,7 +1,4 @@
-"""Bodies in JSON. Each field is read with its type and range, and refused in OpenAI's form.
-
-All code of this package that reads bodies raises a `RequestError` that names the field, its value and what is accepted.
-"""
+"""Bodies in JSON, and the errors in OpenAI's form that refuse them."""
 
 import contextlib
 import gc
@@ -73,70 +70,6 @@ def _number(digits: str) -> float:
 def refused(name: str, value: Any, accepted: str) -> RequestError:
     """Returns the error for a field of that name with a wrong value."""
     return RequestError(f"{name} must be {accepted}, got {reprlib.repr(value)}", name)
-
-
-def is_integer(value: Any) -> bool:
-    """Returns whether a value of JSON is an integer; true and false are not."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def check_number(name: str, value: Any, min_value: float, max_value: float) -> None:
-    """Raises a RequestError unless the value is a number of that range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not min_value <= value <= max_value:
-        raise refused(name, value, f"a number from {min_value} to {max_value}")
-
-
-def integer(body: Body, name: str, default: int | None, min_value: int, max_value: int = 2**31 - 1) -> int | None:
-    """Returns an integer field, the default for null or none."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if not is_integer(value) or not min_value <= value <= max_value:
-        raise refused(name, value, f"an integer from {min_value} to {max_value}")
-    return int(value)
-
-
-def boolean(body: Body, name: str, within: str | None = None, default: bool = False) -> bool:
-    """Returns a field that is true or false; `within` is the field whose object has it."""
-    value = body.get(name)
-    if not isinstance(value, bool | None):
-        raise refused(name if within is None else f"{within}.{name}", value, "true or false")
-    return default if value is None else value
-
-
-def nested(body: Body, name: str) -> Body:
-    """Returns a field that is an object, an empty one by default."""
-    value = body.get(name)
-    if not isinstance(value, dict | None):
-        raise refused(name, value, "an object")
-    return value or {}
-
-
-def text(name: str, value: Any) -> str:
-    """Returns a text that UTF-8 can write."""
-    if not isinstance(value, str):
-        raise refused(name, value, "a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise refused(name, value, "text that UTF-8 can write") from error
-    return value
-
-
-def content(name: str, content: Any) -> str:
-    """Returns a text that is given whole or in parts."""
-    texts = parts(name, content)
-    return texts if isinstance(texts, str) else "".join(part["text"] for part in texts)
-
-
-def parts(name: str, content: Any) -> str | list[Body]:
-    """Returns a text, or its parts if it is given in parts."""
-    if not isinstance(content, list):
-        return text(name, content)
-    for i, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise refused(f"{name}[{i}]", part, 'a part {"type": "text", "text": ...}, as the model reads text alone')
-    return [{"type": "text", "text": text(f"{name}[{i}].text", part.get("text"))} for i, part in enumerate(content)]
 
 
 def too_long(name: str, amount: str, capacity: int, remedy: str = "shorten it") -> RequestError:

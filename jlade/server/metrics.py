@@ -21,14 +21,8 @@ LABELS = ("model_name", "engine")
 GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
     "vllm:num_requests_running": ("Requests that have rows.", lambda engine: engine.num_running),
     "vllm:num_requests_waiting": ("Requests that wait for a row.", lambda engine: engine.num_waiting),
-    "jlade:remembered_texts": (
-        "Earlier texts whose answers may be drafts.",
-        lambda engine: len(engine.remembered),
-    ),
-    "jlade:remembered_bytes": (
-        "Bytes of host memory that these take.",
-        lambda engine: engine.remembered.num_bytes,
-    ),
+    "jlade:remembered_texts": ("Earlier texts whose answers may be drafts.", lambda engine: len(engine.remembered)),
+    "jlade:remembered_bytes": ("Bytes of host memory that these take.", lambda engine: engine.remembered.num_bytes),
     "vllm:kv_cache_usage_perc": (
         "Share of the pages, or of rows without pages, that requests hold; 1 is all.",
         lambda engine: engine.cache_usage,

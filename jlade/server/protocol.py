@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.constraints.grammar import check_size
@@ -14,38 +14,52 @@ from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.request import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import fields, known_fields, response_fields, structured, thoughts, tools
+from jlade.server import body_fields, kinds, structured, thoughts, tools
+from jlade.server.body_fields import Tables
 from jlade.server.call_formats import Form
-from jlade.server.fields import Body, RequestError
-from jlade.server.response_fields import ResponseFields
+from jlade.server.fields import Body, RequestError, refused, too_long
+from jlade.server.kinds import Kind
 from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools
 
 MAX_CHOICES = 128  # of a body, by default
-MAX_STOP_STRINGS, MAX_STOP_LENGTH = 64, 1024  # each token is compared with all of them, on the host
-MAX_KEY_LENGTH = 1024  # characters of a prompt_cache_key
 DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
-# The fields that are read in the body of a chat or a completion alone, and in both.
-OF_BOTH = {
-    "cache_salt", "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n",
-    "prediction", "prompt_cache_key", "remember", "seed", "speculative", "stop", "stop_token_ids", "stream",
-    "stream_options", *CONTROLS, *structured.FIELDS, *response_fields.FIELDS,
-}  # fmt: skip
-OF_CHAT = OF_BOTH | {
-    "input_ids", "max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs",
-}  # fmt: skip
-OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
-OF_TOKENIZE = {"add_generation_prompt", "add_special_tokens", "messages", "model", "prompt", "return_token_strs"}
-OF_DETOKENIZE = {"model", "tokens"}
 # Roles, with those of templates.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLE = kinds.one_of(*ROLES)
 # Names of the thoughts in a message, in the order of transformers. Templates get the first ones under the first name.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # Fields of a message that templates may use beside role, content and calls.
 PASSED = {"name", "tool_call_id", *THOUGHTS}
 # Arguments of the engine that its errors name, and the fields of bodies.
 OF_ENGINE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_ids": "stop_token_ids"}
+
+
+class ResponseFields(NamedTuple):
+    """The facts of tokens that a response shows.
+
+    Attributes:
+      ids: whether it has the ids of prompts and texts.
+      ids_as_names: whether the name of a token is `token_id:` and its id, which no other token shares.
+      top: alternatives of each token of a text; None without log-probabilities.
+      of_prompt: alternatives of each token of a prompt; None without log-probabilities.
+      stop: whether a text has the stop string or token that ends it.
+    """
+
+    ids: bool = False
+    ids_as_names: bool = False
+    top: int | None = None
+    of_prompt: int | None = None
+    stop: bool = False
+
+    def options(self, is_echoed: bool) -> dict[str, Any]:
+        """Returns the options of `Engine.submit`, with the log-probabilities of an echoed prompt too."""
+        numbers = [number for number in (self.top, self.of_prompt) if number is not None]
+        if not numbers:
+            return {}
+        options = {"logprobs": True, "top_logprobs": max(numbers)}
+        return options | ({"prompt_logprobs": True} if is_echoed or self.of_prompt is not None else {})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +114,7 @@ class Completion:
         limit = max(1, capacity - len(prompt)) if self.limit is None else self.limit
         if len(prompt) + limit > capacity:
             remedy = f"shorten it or lower {self.names['max_new_tokens']}"
-            raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity, remedy)
+            raise too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity, remedy)
         return limit
 
     def refusal(self, error: ArgumentError) -> RequestError:
@@ -147,88 +161,99 @@ class BodyReader:
     max_logprobs: int = 0
     max_choices: int = MAX_CHOICES
 
+    @functools.cached_property
+    def tables(self) -> Tables:
+        """The fields of each route."""
+        return Tables(self.vocab_size, self.max_choices, self.max_top_logprobs, self.max_logprobs)
+
     def chat(self, body: Body) -> Completion:
         """Reads a body of `/v1/chat/completions`."""
-        known_fields.check(body, OF_CHAT, known_fields.UNSUPPORTED_IN_CHATS, known_fields.WITHIN_CHAT)
-        limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        max_top = self.max_top_logprobs
-        logprobs, top = fields.boolean(body, "logprobs"), response_fields.alternatives(body, "top_logprobs", max_top)
-        if top and not logprobs:
-            raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
-        chosen = tools.read(body)
-        return self.of_chat(
-            body,
-            self._chat_prompt(body, chosen),
-            chosen,
-            structured.read(body),
-            limit=fields.integer(body, limit, None, 1),
-            shown=response_fields.read(body, (top or 0) if logprobs else None, max_top),
-            field="messages",
-        )
+        if body.get("max_completion_tokens") is not None:
+            body = body | {"max_tokens": None}  # which it replaces
+        values = kinds.read(body, self.tables.chat)
+        top, has_logprobs = values.get("top_logprobs", 0), values.get("logprobs", False)
+        if top and not has_logprobs:
+            raise refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
+        limit = values.get("max_completion_tokens", values.get("max_tokens"))
+        chosen = tools.read(values)
+        values |= {"logprobs": top if has_logprobs else None, "max_tokens": limit}
+        return self.of_chat(values, self._chat_prompt(values, chosen), chosen, "messages")
 
-    def of_chat(
-        self,
-        body: Body,
-        prompt: list[int],
-        chosen: Tools | None,
-        grammar: structured.GrammarField | None,
-        *,
-        limit: int | None,
-        shown: ResponseFields,
-        field: str,
-    ) -> Completion:
-        """Reads the fields of a body that do not depend on how it gives a conversation.
-
-        The body may be that of another endpoint that has some fields of a chat.
-        """
-        completion = Completion(
-            is_chat=True,
-            prompts=[prompt],
-            field=field,
-            limit=limit,
-            shown=shown,
-            tools=None if chosen is None else (self._form, chosen),
-            thoughts=thoughts.of(self.tokenizer, prompt),
-            grammar=grammar,
-            n=self._num_choices(body, 1),
-        )
-        return self._with_options(completion, body)
+    def of_chat(self, values: Body, prompt: list[int], chosen: Tools | None, field: str) -> Completion:
+        """Returns a chat; see `_completion`."""
+        form = None if chosen is None else (self._form, chosen)
+        marks = thoughts.of(self.tokenizer, prompt)
+        return self._completion(values, [prompt], field, is_chat=True, tools=form, thoughts=marks)
 
     def completion(self, body: Body) -> Completion:
         """Reads a body of `/v1/completions`."""
-        known_fields.check(body, OF_COMPLETION, known_fields.UNSUPPORTED_IN_COMPLETIONS, known_fields.WITHIN_BOTH)
-        prompts, is_list = _prompts(body.get("prompt"))
-        return self.of_prompts(
-            body, {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}, field="prompt"
-        )
+        values = {"max_tokens": DEFAULT_MAX_TOKENS} | kinds.read(body, self.tables.completion)
+        prompts, is_list = _prompts(values.get("prompt"))
+        names = [f"prompt[{i}]" for i in range(len(prompts))] if is_list else ["prompt"]
+        return self.of_prompts(values, dict(zip(names, prompts, strict=True)), "prompt")
 
-    def of_prompts(
-        self, body: Body, prompts: dict[str, Any], *, field: str, default_limit: int | None = DEFAULT_MAX_TOKENS
-    ) -> Completion:
-        """Reads the fields of a completion but its prompts, which are texts or token ids by their names in errors."""
-        is_echoed = fields.boolean(body, "echo")
-        if isinstance(logprobs := body.get("logprobs"), bool):  # as in a chat
-            body = body | {"logprobs": 1 if logprobs else None}
-        top = response_fields.alternatives(body, "logprobs", self.max_logprobs)
-        if is_echoed and top is not None and body.get("stream"):
-            raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
-        n = self._num_choices(body, len(prompts))
+    def of_prompts(self, values: Body, prompts: dict[str, Any], field: str) -> Completion:
+        """Returns completions of prompts, which are texts or token ids by their names in errors; see `_completion`."""
+        is_echoed, n = values.get("echo", False), values.get("n", 1)
+        if is_echoed and values.get("logprobs") is not None and values.get("stream"):
+            raise refused("stream", True, "false for the log-probabilities of an echoed prompt")
+        if n * len(prompts) > self.max_choices:
+            accepted = f"at most {self.max_choices} choices in all, with n={n}"
+            raise RequestError(f"prompt must be {accepted}, got {len(prompts)} prompts", "prompt")
         for name, prompt in prompts.items():
             self._check_length(name, prompt, self._min_tokens)
-        completion = Completion(
-            is_chat=False,
-            grammar=structured.read(body),
-            prompts=[self._encode(name, prompt) for name, prompt in prompts.items()],
-            field=field,
-            n=n,
-            limit=fields.integer(body, "max_tokens", default_limit, 1),
-            shown=response_fields.read(body, top, self.max_logprobs),
-            echo=[
-                prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
-                for prompt in (prompts.values() if is_echoed else ())
-            ],
+        ids = [self._encode(name, prompt) for name, prompt in prompts.items()]
+        echo = [
+            prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
+            for prompt in (prompts.values() if is_echoed else ())
+        ]
+        return self._completion(values, ids, field, is_chat=False, echo=echo)
+
+    def _completion(self, values: Body, prompts: list[list[int]], field: str, **given: Any) -> Completion:
+        """Returns the completions that the values of a body's fields ask for.
+
+        Args:
+          values: `max_tokens` and `logprobs`, the number of alternatives, have been made of the route's own fields.
+          prompts, field, given: attributes of the completions.
+        """
+        stream, stream_options = values.get("stream", False), values.get("stream_options", {})
+        if stream_options and not stream:
+            raise refused("stream_options", stream_options, "left out unless stream is true")
+        shown = ResponseFields(
+            ids=values.get("return_token_ids", False),
+            ids_as_names=values.get("return_tokens_as_token_ids", False),
+            top=values.get("logprobs"),
+            of_prompt=values.get("prompt_logprobs"),
+            stop=values.get("include_stop_str_in_output", False),
         )
-        return self._with_options(completion, body)
+        if shown.of_prompt is not None and stream:
+            raise refused("stream", True, "false with prompt_logprobs")
+        limit, prediction = values.get("max_tokens"), self._prediction(values.get("prediction", ""))
+        options = {
+            "sampling": _sampling(values, self.sampling),
+            "eos_ids": self._eos_ids(values),
+            "stop": values.get("stop", list(self.stop)),
+            "min_new_tokens": kinds.integer(0, limit or 2**31 - 1)("min_tokens", values.get("min_tokens", 0)),
+            **shown.options(bool(given.get("echo"))),
+            **_shares(values),
+            **({"prediction": prediction, "with_statistics": True} if prediction else {}),
+        }
+        completion = Completion(
+            prompts=prompts,
+            field=field,
+            n=values.get("n", 1),
+            limit=limit,
+            shown=shown,
+            options=options,
+            seed=values.get("seed"),
+            stream=stream,
+            include_usage=stream_options.get("include_usage") or False,
+            continuous_usage=stream_options.get("continuous_usage_stats") or False,
+            num_predicted=len(prediction),
+            steps=values.get("jlade", {}).get("steps") or False,
+            **given,
+        )
+        return _with_grammar_of(values, completion)
 
     def with_grammar(self, completion: CompletionT) -> CompletionT:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept."""
@@ -245,23 +270,22 @@ class BodyReader:
 
     def tokens(self, body: Body) -> list[int]:
         """Reads a body of `/tokenize`, and returns the token ids."""
-        within = {"messages": known_fields.MESSAGE}
-        known_fields.check(body, OF_TOKENIZE, known_fields.UNSUPPORTED_IN_TOKENIZE, within)
+        values = kinds.read(body, self.tables.tokenize)
         if "messages" in body:
             return self.conversation(
                 "messages",
-                _messages(body.get("messages")),
-                add_generation_prompt=fields.boolean(body, "add_generation_prompt", default=True),
-                add_special_tokens=fields.boolean(body, "add_special_tokens"),
+                _messages(body["messages"]),
+                add_generation_prompt=kinds.boolean("add_generation_prompt", values.get("add_generation_prompt", True)),
+                add_special_tokens=values.get("add_special_tokens", False),
             )
-        prompt = fields.text("prompt", body.get("prompt"))
+        prompt = kinds.text("prompt", body.get("prompt"))
         self._check_length("prompt", prompt, self._min_tokens)
-        return self._encode("prompt", prompt, fields.boolean(body, "add_special_tokens", default=True))
+        return self._encode("prompt", prompt, values.get("add_special_tokens", True))
 
     def text(self, body: Body) -> str:
         """Reads a body of `/detokenize`, and returns the text with the names of special tokens."""
-        known_fields.check(body, OF_DETOKENIZE, {}, {})
-        return text_lib.decode_with_special(self.tokenizer, self.token_ids("tokens", body.get("tokens")))
+        values = kinds.read(body, self.tables.detokenize)
+        return text_lib.decode_with_special(self.tokenizer, self.token_ids("tokens", values.get("tokens")))
 
     @functools.cached_property
     def _min_tokens(self) -> LeastTokens:
@@ -277,11 +301,11 @@ class BodyReader:
         if not isinstance(prompt, str | list) or len(prompt) <= self.capacity:
             return
         if isinstance(prompt, list):
-            raise fields.too_long(name, f"{len(prompt)} tokens", self.capacity)
+            raise too_long(name, f"{len(prompt)} tokens", self.capacity)
         num_tokens = min_tokens(prompt)
         if num_tokens > self.capacity:
             amount = f"{len(prompt)} characters and therefore at least {num_tokens} tokens"
-            raise fields.too_long(name, amount, self.capacity)
+            raise too_long(name, amount, self.capacity)
 
     @functools.cached_property
     def _form(self) -> Form:
@@ -293,13 +317,13 @@ class BodyReader:
         except ValueError as error:
             raise RequestError(str(error), "tools") from error
 
-    def _chat_prompt(self, body: Body, chosen: Tools | None) -> list[int]:
+    def _chat_prompt(self, values: Body, chosen: Tools | None) -> list[int]:
         """Returns the token ids of `messages`, or `input_ids`, with which a client has rendered them, as in SGLang."""
-        ids = body.get("input_ids")
+        ids = values.get("input_ids")
         if ids is None:
-            return self.conversation("messages", _messages(body.get("messages")), chosen)
+            return self.conversation("messages", _messages(values.get("messages")), chosen)
         if ids == []:
-            raise fields.refused("input_ids", ids, "at least one token")
+            raise refused("input_ids", ids, "at least one token")
         self._check_length("input_ids", ids, self._min_tokens)
         return self.token_ids("input_ids", ids)
 
@@ -322,155 +346,88 @@ class BodyReader:
         except ValueError as error:
             raise RequestError(str(error), field) from error
         if not ids:
-            raise fields.refused(field, messages, "a conversation of at least one token")
+            raise refused(field, messages, "a conversation of at least one token")
         return ids
 
     def _encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a prompt in text or in token ids; errors call it `name`."""
         if isinstance(prompt, str):
-            ids = text_lib.encode(self.tokenizer, fields.text(name, prompt), add_special_tokens=add_special_tokens)
+            ids = text_lib.encode(self.tokenizer, kinds.text(name, prompt), add_special_tokens=add_special_tokens)
             if not ids:
-                raise fields.refused(name, prompt, "text of at least one token")
+                raise refused(name, prompt, "text of at least one token")
             return ids
         if prompt == []:
-            raise fields.refused(name, prompt, "at least one token")
+            raise refused(name, prompt, "at least one token")
         return self.token_ids(name, prompt)
 
-    def _with_options(self, completion: Completion, body: Body) -> Completion:
-        """Returns a completion with the fields of a body that do not depend on how it gives its prompts."""
-        limit, grammar, after = completion.limit, completion.grammar, None
-        options: dict[str, Any] = {
-            "sampling": _sampling(body, self.sampling, self.vocab_size),
-            "eos_ids": self._eos_ids(body),
-            "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
-            "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
-            **completion.shown.options(bool(completion.echo)),
-            **_shares(body),
-        }
-        prediction = self._prediction(body.get("prediction"))
-        if prediction:
-            options |= {"prediction": prediction, "with_statistics": True}
-        stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
-        if stream_options and not stream:
-            raise fields.refused("stream_options", stream_options, "left out unless stream is true")
-        if (grammar is not None or completion.tools is not None) and not options["eos_ids"]:
-            asking = "tools" if grammar is None else grammar.field
-            name = "ignore_eos" if fields.boolean(body, "ignore_eos") else "stop_token_ids"
-            accepted = f"left out beside {asking}" if name == "ignore_eos" else f"given beside {asking}"
-            raise fields.refused(name, body.get(name), f"{accepted}, whose texts need a token that ends them")
-        if completion.tools is not None:
-            form, chosen = completion.tools
-            if grammar is not None:
-                raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-            make = functools.partial(chosen.grammar, form, completion.thoughts)
-            grammar = structured.GrammarField("tools", make)
-        elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
-            grammar = grammar.after(after)
-        return dataclasses.replace(
-            completion,
-            grammar=grammar,
-            after=after,
-            options=options,
-            seed=_seed(body),
-            stream=stream,
-            include_usage=fields.boolean(stream_options, "include_usage", "stream_options"),
-            continuous_usage=fields.boolean(stream_options, "continuous_usage_stats", "stream_options"),
-            num_predicted=len(prediction),
-            steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),
-        )
-
-    def _num_choices(self, body: Body, num_prompts: int) -> int:
-        """Returns the number of choices for each prompt."""
-        number = fields.integer(body, "n", 1, 1, self.max_choices)
-        assert number is not None
-        if number * num_prompts > self.max_choices:
-            accepted = f"at most {self.max_choices} choices in all, with n={number}"
-            raise RequestError(f"prompt must be {accepted}, got {num_prompts} prompts", "prompt")
-        return number
-
-    def _prediction(self, prediction: Any) -> list[int]:
-        """Returns the token ids of a prediction, none without one."""
-        if prediction is None:
-            return []
-        if not isinstance(prediction, dict) or prediction.get("type") != "content":
-            raise fields.refused("prediction", prediction, '{"type": "content", "content": ...}')
-        text = fields.content("prediction.content", prediction.get("content"))
-        if not self.max_prediction:
+    def _prediction(self, text: str) -> list[int]:
+        """Returns the token ids of a prediction, none of an empty one."""
+        if not self.max_prediction or not text:
             return []
         if len(text) <= self.max_prediction or self._min_tokens(text) <= self.max_prediction:
             ids = text_lib.encode(self.tokenizer, text, add_special_tokens=False)
             if len(ids) <= self.max_prediction:
                 return ids
-        raise fields.refused("prediction", text, f"a text of at most {self.max_prediction} tokens")
+        raise refused("prediction", text, f"a text of at most {self.max_prediction} tokens")
 
-    def token_ids(self, name: str, ids: Any) -> list[int]:
-        accepted = f"a list of token ids from 0 to {self.vocab_size - 1}"
-        if not isinstance(ids, list):
-            raise fields.refused(name, ids, accepted)
-        for token in ids:
-            if not fields.is_integer(token) or not 0 <= token < self.vocab_size:
-                raise fields.refused(name, token, accepted)
-        return ids
+    @property
+    def token_ids(self) -> Kind:
+        """The kind of lists of token ids."""
+        return body_fields.token_ids(self.vocab_size)
 
-    def _eos_ids(self, body: Body) -> list[int]:
-        ends = [] if fields.boolean(body, "ignore_eos") else list(self.eos_ids)
-        extra = self.token_ids("stop_token_ids", body.get("stop_token_ids") or [])
+    def _eos_ids(self, values: Body) -> list[int]:
+        ends = [] if values.get("ignore_eos") else list(self.eos_ids)
+        extra = values.get("stop_token_ids", [])
         if len(ends) + len(extra) > EOS_SLOTS:
-            raise fields.refused("stop_token_ids", extra, f"at most {EOS_SLOTS - len(ends)} token ids")
+            raise refused("stop_token_ids", extra, f"at most {EOS_SLOTS - len(ends)} token ids")
         return ends + extra
 
 
 def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     """Returns the prompts, given one or a list of them, and whether it is a list."""
-    is_ids = isinstance(prompt, list) and prompt and fields.is_integer(prompt[0])
+    is_ids = isinstance(prompt, list) and prompt and kinds.is_integer(prompt[0])
     if isinstance(prompt, str) or is_ids:
         return [prompt], False
     if not isinstance(prompt, list) or not prompt:
-        raise fields.refused("prompt", prompt, "a string, token ids, or a list of these")
+        raise refused("prompt", prompt, "a string, token ids, or a list of these")
     return prompt, True
 
 
 def _messages(messages: Any) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise fields.refused("messages", messages, "a list of at least one message")
-    result: list[Message] = []
-    for i, message in enumerate(messages):
-        name = f"messages[{i}]"
-        if not isinstance(message, dict):
-            raise fields.refused(name, message, "an object with role and content")
-        role = message.get("role")
-        if not isinstance(role, str) or role not in ROLES:
-            raise fields.refused(f"{name}.role", role, f"one of {', '.join(ROLES)}")
-        known_fields.refuse(message, known_fields.UNSUPPORTED_IN_MESSAGES, f"{name}.")
-        content, calls = message.get("content"), message.get("tool_calls")
-        if role == "assistant" and content is None:
-            content = ""
-        read: dict[str, Any] = {"role": ROLES[role], "content": fields.parts(f"{name}.content", content)}
-        for key, value in message.items():
-            if key in PASSED and value is not None:
-                read[key] = fields.text(f"{name}.{key}", value)
-        written = [read.pop(key) for key in THOUGHTS if key in read]
-        if written:
-            read[THOUGHTS[0]] = written[0]
-        if calls:
-            read["tool_calls"] = tools.read_calls(f"{name}.tool_calls", calls)
-        result.append(read)
-    return result
+        raise refused("messages", messages, "a list of at least one message")
+    return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
-def _sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingConfig:
-    """Returns the controls of a body, and those of `default` that it does not give.
+def _message(name: str, message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise refused(name, message, "an object with role and content")
+    role = ROLE(f"{name}.role", message.get("role"))
+    kinds.values(message, body_fields.UNSUPPORTED_IN_MESSAGES, f"{name}.")
+    content = "" if role == "assistant" and message.get("content") is None else message.get("content")
+    read: dict[str, Any] = {"role": ROLES[role], "content": kinds.parts(f"{name}.content", content)}
+    read |= {
+        key: kinds.text(f"{name}.{key}", value) for key, value in message.items() if key in PASSED and value is not None
+    }
+    if written := [read.pop(key) for key in THOUGHTS if key in read]:
+        read[THOUGHTS[0]] = written[0]
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = tools.read_calls(f"{name}.tool_calls", calls)
+    return read
+
+
+def _sampling(values: Body, default: SamplingConfig) -> SamplingConfig:
+    """Returns the controls that a body gives, and those of `default` that it does not.
 
     The bias of `default` comes on top of that of the body.
     """
-    controls: dict[str, Any] = {}
-    for name, control in CONTROLS.items():
-        value = body.get(name)
-        if value is not None:
-            fields.check_number(name, value, *control.served)
-            controls[name] = None if value == control.neutral else value
-    if body.get("logit_bias"):
-        controls["logit_bias"] = _bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())
+    controls: dict[str, Any] = {
+        name: None if values[name] == control.neutral else values[name]
+        for name, control in CONTROLS.items()
+        if name in values
+    }
+    if "logit_bias" in values:
+        controls["logit_bias"] = values["logit_bias"] | dict(default.logit_bias or ())
     if controls.get("top_k") == -1:  # as in vLLM's interface
         controls["top_k"] = None
     if controls.get("top_p") == 0:  # which leaves the best token alone
@@ -479,51 +436,35 @@ def _sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingC
         result = dataclasses.replace(default, **controls)
     except ArgumentError as error:  # the controls have the names of fields
         raise RequestError(str(error), error.argument) from error
-    if result.temperature == 0:
-        result = dataclasses.replace(result, **WITHOUT_FILTERS)
-    return result
+    return dataclasses.replace(result, **WITHOUT_FILTERS) if result.temperature == 0 else result
 
 
-def _bias(bias: Any, vocab_size: int) -> dict[int, float]:
-    accepted = f"an object of numbers from -100 to 100 by token ids from 0 to {vocab_size - 1}"
-    if not isinstance(bias, dict):
-        raise fields.refused("logit_bias", bias, accepted)
-    for token, value in bias.items():
-        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
-            raise fields.refused("logit_bias", token, accepted)
-        fields.check_number("logit_bias", value, -100, 100)
-    return {int(token): float(value) for token, value in bias.items()}
-
-
-def _stop(stop: Any) -> list[str]:
-    strings = [stop] if isinstance(stop, str) else stop
-    accepted = f"a string or a list of at most {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_LENGTH} characters"
-    if not isinstance(strings, list) or len(strings) > MAX_STOP_STRINGS:
-        raise fields.refused("stop", stop, accepted)
-    for string in strings:
-        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_LENGTH:
-            raise fields.refused("stop", string, accepted)
-        fields.text("stop", string)
-    return strings
-
-
-def _shares(body: Body) -> Body:
+def _shares(values: Body) -> Body:
     """Returns the options that say what a request has of earlier ones, which changes no text, as far as they are given.
 
     `Service` makes other keys of these for each API key.
     """
-    options: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
-    keeps = fields.boolean(body, "remember", default=True)
-    key = body.get("prompt_cache_key")
-    if key is not None and len(fields.text("prompt_cache_key", key)) > MAX_KEY_LENGTH:
-        raise fields.refused("prompt_cache_key", key, f"a string of at most {MAX_KEY_LENGTH} characters")
-    options |= {"remember_key": key, "remember": keeps} if key else {}
-    salt = body.get("cache_salt")
-    if salt == "":
-        raise fields.refused("cache_salt", salt, "a string of at least one character")
-    return options if salt is None else options | {"prefix_key": fields.text("cache_salt", salt)}
+    options: Body = {} if values.get("speculative", True) else {"lookahead": False}
+    if key := values.get("prompt_cache_key"):
+        options |= {"remember_key": key, "remember": values.get("remember", True)}
+    return options | ({"prefix_key": values["cache_salt"]} if "cache_salt" in values else {})
 
 
-def _seed(body: Body) -> int | None:
-    seed = fields.integer(body, "seed", None, -(2**63), 2**63 - 1)
-    return None if seed == -1 else seed
+def _with_grammar_of(values: Body, completion: Completion) -> Completion:
+    """Returns a completion with the grammar that the values of a body's fields or its tools ask for."""
+    grammar, after = structured.read(values), None
+    if grammar is None and completion.tools is None:
+        return completion
+    if not completion.options["eos_ids"]:
+        asking = "tools" if grammar is None else grammar.field
+        name, accepted = ("ignore_eos", "left out") if values.get("ignore_eos") else ("stop_token_ids", "given")
+        accepted = f"{accepted} beside {asking}, whose texts need a token that ends them"
+        raise refused(name, values.get(name), accepted)
+    if completion.tools is not None:
+        form, chosen = completion.tools
+        if grammar is not None:
+            raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
+        grammar = structured.GrammarField("tools", functools.partial(chosen.grammar, form, completion.thoughts))
+    elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
+        grammar = grammar.after(after)
+    return dataclasses.replace(completion, grammar=grammar, after=after)

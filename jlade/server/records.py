@@ -22,11 +22,11 @@ from jlade.generation.options import Keywords
 from jlade.generation.prompts import DEFAULT_NEW_TOKENS
 from jlade.generation.results import FAILURES, Generation
 from jlade.models.llama import LlamaParams
-from jlade.server import fields, protocol
-from jlade.server.fields import Body, RequestError
+from jlade.server import fields, kinds, protocol
+from jlade.server.fields import Body, RequestError, refused
 from jlade.server.protocol import Completion
-from jlade.server.responses import Writer
 from jlade.server.thoughts import end_of_begun
+from jlade.server.writer import Writer
 
 SUFFIX = ".jsonl"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -149,17 +149,17 @@ class RecordReader:
         if len(completion.prompts) != 1 or completion.n != 1:
             raise RequestError("a record must ask for one text: n must be 1, and prompt one prompt; repeat the record")
         if completion.shown.stop and not record.is_of_batch:
-            raise fields.refused("include_stop_str_in_output", True, "false")
+            raise refused("include_stop_str_in_output", True, "false")
         if completion.shown.of_prompt is not None:
-            raise fields.refused("prompt_logprobs", completion.shown.of_prompt, "left out: they are not computed")
+            raise refused("prompt_logprobs", completion.shown.of_prompt, "left out: they are not computed")
         if completion.options.get("prompt_logprobs"):
-            raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
+            raise refused("echo", True, "false beside logprobs: those of the prompt are not computed")
         if completion.stream:
-            raise fields.refused("stream", True, "false: a file gets whole texts")
+            raise refused("stream", True, "false: a file gets whole texts")
         if completion.tools is not None and not completion.tools[1].must_call and completion.options["stop"]:
             # Texts decoded in batches have them on the device, which knows no calls.
             accepted = "empty beside tools, unless tool_choice asks for a call"
-            raise fields.refused("stop", completion.options["stop"], accepted)
+            raise refused("stop", completion.options["stop"], accepted)
         completion = self._protocol.with_grammar(completion)
         ids, options = completion.prompts[0], {name: completion.options.get(name) for name in OPTIONS}
         if options["grammar"] is None and (of_job := self._request["grammar"]) is not None:
@@ -192,12 +192,12 @@ class RecordReader:
         """Returns the body of a record in OpenAI's batch form."""
         name, method, url = (record.values.get(field) for field in ("custom_id", "method", "url"))
         if not isinstance(name, str):
-            raise fields.refused("custom_id", name, "a string")
-        body = fields.nested(record.values, "body")
+            raise refused("custom_id", name, "a string")
+        body = kinds.values(record.values, {"body": kinds.any_object}).get("body", {})
         if method != "POST":
-            raise fields.refused("method", method, "POST")
+            raise refused("method", method, "POST")
         if url not in (CHAT, COMPLETION):
-            raise fields.refused("url", url, f"{CHAT} or {COMPLETION}")
+            raise refused("url", url, f"{CHAT} or {COMPLETION}")
         field = "messages" if url == CHAT else "prompt"
         if body.get(field) is None:
             raise RequestError(f"body must have {field} for {url}")

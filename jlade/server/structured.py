@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentError
-from jlade.server import fields, known_fields
-from jlade.server.fields import Body, RequestError
-from jlade.server.known_fields import Unsupported
+from jlade.server import fields, kinds
+from jlade.server.fields import Body, RequestError, refused
+from jlade.server.kinds import Kind, Table, only
 
+TEXT_FORMAT = "text.format"  # of `/v1/responses`
 Make = Callable[[], Grammar]
 
 
@@ -42,54 +43,52 @@ class GrammarField(NamedTuple):
             raise RequestError(f"{self.field} has no grammar: {error}", self.field) from error
 
 
-def read(body: Body, text_format: GrammarField | None = None) -> GrammarField | None:
-    """Returns the grammar that `FIELDS` of a body or `text_format`, see `of_text_format`, ask for; None for none."""
-    grammars = [] if text_format is None else [text_format]
-    grammars += [grammar for name, of_field in FIELDS.items() if (grammar := _field(body, name, of_field)) is not None]
+def read(values: Body) -> GrammarField | None:
+    """Returns the grammar that the values of `GRAMMARS`, and of `text.format`, ask for; None for none."""
+    grammars = [GrammarField(name, values[name]) for name in (TEXT_FORMAT, *GRAMMARS) if name in values]
     if len(grammars) > 1:
         names = " and ".join(grammar.field for grammar in grammars)
         raise RequestError(f"{names} ask for two grammars: leave out one", grammars[1].field)
     return grammars[0] if grammars else None
 
 
-def _field(body: Body, name: str, of_field: Callable[[str, Any], Make | None]) -> GrammarField | None:
-    value = body.get(name)
-    make = None if value is None or value == "" else of_field(name, value)
-    return None if make is None else GrammarField(name, make)
+def _unless_empty(kind: Kind) -> Kind:
+    """Returns a kind of which an empty string is nothing."""
+    return lambda name, value: None if value == "" else kind(name, value)
 
 
 def _schema(name: str, schema: Any) -> Make:
     if not isinstance(schema, str | dict | bool):
-        raise fields.refused(name, schema, "a JSON schema")
+        raise refused(name, schema, "a JSON schema")
     return functools.partial(Grammar.json_schema, schema if isinstance(schema, str) else json.dumps(schema))
 
 
 def _regex(name: str, pattern: Any) -> Make:
-    return functools.partial(Grammar.regex, fields.text(name, pattern))
+    return functools.partial(Grammar.regex, kinds.text(name, pattern))
 
 
 def _ebnf(name: str, rules: Any) -> Make:
-    return functools.partial(Grammar.ebnf, fields.text(name, rules))
+    return functools.partial(Grammar.ebnf, kinds.text(name, rules))
 
 
 def _choice(name: str, options: Any) -> Make:
     if not isinstance(options, list) or not options:
-        raise fields.refused(name, options, "a list of at least one string")
-    return functools.partial(Grammar.choice, [fields.text(name, option) for option in options])
+        raise refused(name, options, "a list of at least one string")
+    return functools.partial(Grammar.choice, [kinds.text(name, option) for option in options])
 
 
 # The fields of a response_format that another type of it holds.
-OF_OTHERS: dict[str, Unsupported] = {
-    "text": {"schema": (), "json_schema": ()},
-    "json_object": {"json_schema": ()},
-    "json_schema": {"schema": ()},
+OF_OTHERS: dict[str, Table] = {
+    "text": {"schema": only(), "json_schema": only()},
+    "json_object": {"json_schema": only()},
+    "json_schema": {"schema": only()},
 }
 
 
 def _response_format(name: str, response_format: Any) -> Make | None:
     match response_format:
         case {"type": "text" | "json_object" | "json_schema" as kind}:
-            known_fields.refuse(response_format, OF_OTHERS[kind], f"{name}.")
+            kinds.values(response_format, OF_OTHERS[kind], f"{name}.")
     match response_format:
         case {"type": "text"}:
             return None
@@ -101,18 +100,16 @@ def _response_format(name: str, response_format: Any) -> Make | None:
         case {"type": "structural_tag"}:
             return _structural_tag(name, response_format)
     accepted = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}'
-    raise fields.refused(name, response_format, f"{accepted} or a structural tag")
+    raise refused(name, response_format, f"{accepted} or a structural tag")
 
 
-def of_text_format(name: str, text_format: Body) -> GrammarField | None:
+def text_format(name: str, value: Any) -> Make | None:
     """Reads the format of `/v1/responses`: a `response_format` that has the fields of a JSON schema beside its type."""
-    if text_format.get("type") != "json_schema":
-        make = _response_format(name, text_format) if text_format else None
-    elif "schema" in text_format:
-        make = _schema(f"{name}.schema", text_format["schema"])
-    else:
-        raise fields.refused(name, text_format, '{"type": "json_schema", "name": ..., "schema": ...}')
-    return None if make is None else GrammarField(name, make)
+    if kinds.any_object(name, value).get("type") != "json_schema":
+        return _response_format(name, value) if value else None
+    if "schema" in value:
+        return _schema(f"{name}.schema", value["schema"])
+    raise refused(name, value, '{"type": "json_schema", "name": ..., "schema": ...}')
 
 
 def _structural_tag(name: str, tag: Any) -> Make:
@@ -125,11 +122,11 @@ def _structural_tag(name: str, tag: Any) -> Make:
             if unknown := [key for key, value in others.items() if value]:
                 raise RequestError(f"{name}.format.{unknown[0]} is not supported: leave it out", name)
         case _:
-            raise fields.refused(name, tag, "a structural tag with structures and triggers, or a format of them")
+            raise refused(name, tag, "a structural tag with structures and triggers, or a format of them")
     tags = [_tag(name, structure) for structure in structures]
-    texts = [fields.text(f"{name}.triggers", trigger) for trigger in triggers]
+    texts = [kinds.text(f"{name}.triggers", trigger) for trigger in triggers]
     if not texts:
-        raise fields.refused(f"{name}.triggers", triggers, "a list of at least one string")
+        raise refused(f"{name}.triggers", triggers, "a list of at least one string")
     return lambda: Grammar.tags(Tags(tags, triggers=texts))
 
 
@@ -145,24 +142,24 @@ def _tag(name: str, tag: Any) -> tuple[str, Any, str]:
         }:
             pass
         case _:
-            raise fields.refused(name, tag, "tags with begin, a schema and end")
-    return fields.text(f"{name}.begin", begin), schema, fields.text(f"{name}.end", end)
+            raise refused(name, tag, "tags with begin, a schema and end")
+    return kinds.text(f"{name}.begin", begin), schema, kinds.text(f"{name}.end", end)
 
 
 def _structured_outputs(name: str, outputs: Any) -> Make | None:
     """Reads vLLM's object of one of its kinds of grammars."""
     if not isinstance(outputs, dict):
-        raise fields.refused(name, outputs, "an object")
-    kinds = {key: value for key, value in outputs.items() if value is not None and value is not False}
-    if not kinds:
+        raise refused(name, outputs, "an object")
+    given = {key: value for key, value in outputs.items() if value is not None and value is not False}
+    if not given:
         return None
-    (kind, value), *others = kinds.items()
+    (kind, value), *others = given.items()
     if others or kind not in OF_OUTPUTS:
-        raise fields.refused(name, outputs, f"an object with one of {', '.join(OF_OUTPUTS)}")
+        raise refused(name, outputs, f"an object with one of {', '.join(OF_OUTPUTS)}")
     return OF_OUTPUTS[kind](f"{name}.{kind}", value)
 
 
-OF_OUTPUTS: dict[str, Callable[[str, Any], Make | None]] = {
+OF_OUTPUTS: Table = {
     "json": _schema,
     "regex": _regex,
     "choice": _choice,
@@ -170,16 +167,20 @@ OF_OUTPUTS: dict[str, Callable[[str, Any], Make | None]] = {
     "json_object": lambda *_: Grammar.json,
     "structural_tag": _structural_tag,
 }
-FIELDS: dict[str, Callable[[str, Any], Make | None]] = {
-    "response_format": _response_format,
-    "structured_outputs": _structured_outputs,
-    "guided_json": _schema,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
-    "guided_grammar": _ebnf,
-    "structural_tag": _structural_tag,
-    "json_schema": _schema,
-    "regex": _regex,
-    "ebnf": _ebnf,
-    "grammar": _ebnf,
+# The fields of all clients that ask for a grammar; their values are functions that make it.
+GRAMMARS = {
+    name: _unless_empty(kind)
+    for name, kind in {
+        "response_format": _response_format,
+        "structured_outputs": _structured_outputs,
+        "guided_json": _schema,
+        "guided_regex": _regex,
+        "guided_choice": _choice,
+        "guided_grammar": _ebnf,
+        "structural_tag": _structural_tag,
+        "json_schema": _schema,
+        "regex": _regex,
+        "ebnf": _ebnf,
+        "grammar": _ebnf,
+    }.items()
 }

@@ -12,9 +12,9 @@ from jlade.constraints import plain
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import APPLIED, Schema
 from jlade.constraints.tags import Field, Tags
-from jlade.server import fields
+from jlade.server import fields, kinds
 from jlade.server.call_formats import Fields, Form
-from jlade.server.fields import Body, RequestError
+from jlade.server.fields import Body, RequestError, refused
 from jlade.server.thoughts import Thoughts, end_of_begun
 
 AUTO, NO_TOOLS = "auto", "none"
@@ -89,7 +89,7 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
     definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
     of_names = {}
     for name, schema in (properties | {name: True for name in required if name not in properties}).items():
-        begin = form.begin + fields.text("the name of an argument", name) + form.middle
+        begin = form.begin + kinds.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
         if isinstance(schema, dict):
             schema, looser = definitions | schema, [{"type": schema.get("type", [])}, True]
@@ -131,19 +131,18 @@ def _say_loose(name: str, reason: str) -> None:
     log.warning("the schema of the tool %s, which is not strict, is not held in full: %s", name, reason)
 
 
-def read(body: Body, within: str = ".function") -> Tools | None:
+def read(values: Body, within: str = ".function") -> Tools | None:
     """Returns the tools of a chat; None if there are none, or `tool_choice` forbids them.
 
     `within` is the path of the fields of a function in a tool, as its client wrote it.
     """
-    written, choice = body.get("tools"), body.get("tool_choice")
-    written, choice = [] if written is None else written, AUTO if choice is None else choice
+    written, choice = values.get("tools", []), values.get("tool_choice", AUTO)
     if not isinstance(written, list):
-        raise fields.refused("tools", written, "a list of functions")
+        raise refused("tools", written, "a list of functions")
     tools = [_tool(f"tools[{i}]", tool, within) for i, tool in enumerate(written)]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise fields.refused("tools", names, "functions of different names")
+        raise refused("tools", names, "functions of different names")
     match choice:
         case "auto" | "required" | "none":
             chosen = tools
@@ -152,14 +151,15 @@ def read(body: Body, within: str = ".function") -> Tools | None:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
             chosen, choice = _allowed(tools, allowed), mode
         case _:
-            raise fields.refused("tool_choice", choice, "auto, required, none, or functions of tools")
+            raise refused("tool_choice", choice, "auto, required, none, or functions of tools")
     if choice == NO_TOOLS:
         return None
     if not tools:
         if choice != AUTO:
-            raise fields.refused("tools", written, f"at least one function for tool_choice={choice}")
+            raise refused("tools", written, f"at least one function for tool_choice={choice}")
         return None
-    return Tools(written, chosen, choice != AUTO, fields.boolean(body, "parallel_tool_calls", default=True))
+    is_parallel = kinds.boolean("parallel_tool_calls", values.get("parallel_tool_calls", True))
+    return Tools(written, chosen, choice != AUTO, is_parallel)
 
 
 def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
@@ -170,9 +170,9 @@ def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
             case {"type": "function", "function": {"name": str(name)}} if name in by_name:
                 chosen.append(by_name[name])
             case _:
-                raise fields.refused("tool_choice", one, "auto, required, none, or functions of tools")
+                raise refused("tool_choice", one, "auto, required, none, or functions of tools")
     if len(set(chosen_names := [tool.name for tool in chosen])) < max(1, len(chosen)):
-        raise fields.refused("tool_choice", chosen_names, "auto, required, none, or different functions of tools")
+        raise refused("tool_choice", chosen_names, "auto, required, none, or different functions of tools")
     return chosen
 
 
@@ -181,9 +181,10 @@ def _tool(path: str, tool: Any, within: str) -> Tool:
         case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
             parameters = function.get("parameters") or {"properties": {}}
             if not _is_of_object(parameters):
-                raise fields.refused(f"{path}{within}.parameters", parameters, "the JSON schema of an object")
-            return Tool(name, parameters, fields.boolean(function, "strict", f"{path}{within}"))
-    raise fields.refused(path, tool, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
+                raise refused(f"{path}{within}.parameters", parameters, "the JSON schema of an object")
+            strict = kinds.values(function, {"strict": kinds.boolean}, f"{path}{within}.")
+            return Tool(name, parameters, strict.get("strict", False))
+    raise refused(path, tool, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
 
 
 def _is_of_object(schema: Any) -> bool:
@@ -197,7 +198,7 @@ def _is_of_object(schema: Any) -> bool:
 def read_calls(path: str, calls: Any) -> list[Body]:
     """Returns the calls of an earlier answer as templates take them: with their arguments as objects."""
     if not isinstance(calls, list):
-        raise fields.refused(path, calls, "a list of calls")
+        raise refused(path, calls, "a list of calls")
     return [_call(f"{path}[{i}]", call) for i, call in enumerate(calls)]
 
 
@@ -206,18 +207,18 @@ def _call(path: str, call: Any) -> Body:
         case {"function": {"name": name} as function}:
             path = f"{path}.function"
             read = {
-                "name": fields.text(f"{path}.name", name),
+                "name": kinds.text(f"{path}.name", name),
                 "arguments": read_arguments(f"{path}.arguments", function.get("arguments")),
             }
             return {"id": str(call.get("id", "")), "type": "function", "function": read}
-    raise fields.refused(path, call, 'a call {"function": {"name": ..., "arguments": ...}}')
+    raise refused(path, call, 'a call {"function": {"name": ..., "arguments": ...}}')
 
 
 def read_arguments(path: str, arguments: Any) -> Body:
     """Returns the arguments of an earlier call, which may have been cut off, or may have had none."""
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
-    text = fields.text(path, arguments)
+    text = kinds.text(path, arguments)
     if text.strip() in ("", "null"):
         return {}
     try:

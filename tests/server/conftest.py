@@ -16,6 +16,8 @@ from jlade.generation.chat_template import ChatTemplate
 from jlade.server import lifecycle
 from jlade.server.app import Service
 from jlade.server.protocol import BodyReader
+from jlade.server.responses import reading
+from jlade.server.responses.store import Store
 from tests.server import json_chat
 from tests.server.tiny_chat import CHAT_TOKENIZER, PARAMS, TOKENIZER
 
@@ -32,6 +34,11 @@ READER = BodyReader(
     max_logprobs=3,
 )
 HELLO = [{"role": "user", "content": "ab"}]
+
+
+def response(body, reader=READER):
+    """Returns what a reader makes of a body of `/v1/responses`."""
+    return reading.read(reader, Store(), body)
 
 
 class Served(NamedTuple):

@@ -73,19 +73,6 @@ def test_controls_reach_the_text(client):
     assert answer.usage.completion_tokens == expected.lengths[0]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_token_is_no_part_of_the_text(client, stream):
-    """As in vLLM, where `include_stop_str_in_output` is false by default."""
-    tokens = alone(PROMPT, max_new_tokens=20, eos_ids=()).tokens[0].tolist()
-    number = next(i for i in range(3, 20) if tokens[i] not in tokens[:i] and TOKENIZER.decode([tokens[i]]).isalpha())
-    options = {"model": "tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 20, "stream": stream}
-    extra = {"ignore_eos": True, "stop_token_ids": [tokens[number]], "include_stop_str_in_output": False}
-    answer = client.completions.create(**options, extra_body=extra)
-    choices = [each.choices[0] for each in (answer if stream else [answer])]
-    assert "".join(choice.text for choice in choices) == TOKENIZER.decode(tokens[:number], skip_special_tokens=True)
-    assert choices[-1].finish_reason == "stop"
-
-
 @pytest.mark.parametrize("stop", [None, ["c"], ["éa", "bb"]])
 def test_a_stream_has_the_same_text(client, stop):
     options = {"seed": 7, "max_tokens": 30, "stop": stop}

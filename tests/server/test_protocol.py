@@ -32,10 +32,13 @@ from jlade.generation import chat_template
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.tokenizer_files import load_tokenizer
-from jlade.server import fields, items, known_fields, protocol, token_ids
+from jlade.server import fields, kinds, token_ids
+from jlade.server.body_fields import HARMLESS, UNSUPPORTED
 from jlade.server.fields import RequestError
-from tests.server import json_chat, test_items
-from tests.server.conftest import HELLO, READER
+from jlade.server.kinds import Nested
+from jlade.server.responses import reading
+from tests.server import json_chat, test_responses
+from tests.server.conftest import HELLO, READER, response
 from tests.server.tiny_chat import CHAT_TOKENIZER, TOKENIZER
 
 # The fields of vLLM 0.33.0 that OpenAI's reference has not.
@@ -50,6 +53,9 @@ OF_VLLM = {
     "spaces_between_special_tokens", "stop_token_ids", "stream_interval", "structured_outputs", "thinking_token_budget",
     "top_k", "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermarking",
 }  # fmt: skip
+
+
+TABLES = READER.tables
 
 
 def chat(**body):
@@ -124,15 +130,14 @@ def test_templates_that_write_parts_get_those_of_the_client():
     parts = [{"type": kind, "text": text} for kind, text in (("text", "a"), ("text", "b"))]
     for prompts in (
         reader.chat({"messages": [{"role": "user", "content": parts}, {"role": "user", "content": "c"}]}).prompts,
-        items.read(
-            reader,
-            items.Store(),
+        response(
             {
                 "input": [
                     {"role": "user", "content": [part | {"type": "input_text"} for part in parts]},
                     {"role": "user", "content": "c"},
                 ]
             },
+            reader,
         ).prompts,
     ):
         assert json_chat.TOKENIZER.decode(prompts[0]) == "|a|b|c"
@@ -211,7 +216,7 @@ def test_a_salt_divides_what_was_read():
     for asked in (
         chat(**body),
         completion(**body),
-        items.read(READER, items.Store(), {"input": "ab"} | body),
+        response({"input": "ab"} | body),
         token_ids.read(READER, {"token_ids": [1]} | body),
     ):
         assert asked.options["prefix_key"] == "s"
@@ -224,7 +229,7 @@ def test_a_chat_without_a_limit_takes_what_fits():
     for asked in (chat(max_tokens=12), completion(max_tokens=12)):
         with pytest.raises(RequestError, match=r"length is 16 tokens\. However, .* of 5 tokens and 12 new ones"):
             asked.max_new_tokens([1] * 5, 16)
-    of_input = items.read(READER, items.Store(), {"input": "ab"})
+    of_input = response({"input": "ab"})
     for asked, field in ((chat(), "messages"), (of_input, "input")):
         with pytest.raises(RequestError, match=rf"length is 16 tokens\. However, {field} of 16 tokens and 1 new"):
             asked.max_new_tokens([1] * 16, 16)
@@ -242,21 +247,17 @@ def test_each_field_of_openai_and_vllm_is_known():
         for name in typing.get_type_hints(module.CompletionCreateParamsStreaming)
     }
     assert {"messages", "prompt", "reasoning_effort", "suffix"} < fields_of_openai
-    read = protocol.OF_CHAT | protocol.OF_COMPLETION
-    refused = known_fields.UNSUPPORTED_IN_CHATS.keys() | known_fields.UNSUPPORTED_IN_COMPLETIONS.keys()
-    assert not refused & known_fields.HARMLESS
-    assert not read - {"echo"} & (refused | known_fields.HARMLESS)
-    assert fields_of_openai | OF_VLLM <= read | refused | known_fields.HARMLESS
+    assert not UNSUPPORTED.keys() & HARMLESS.keys()
+    assert fields_of_openai | OF_VLLM <= TABLES.chat.keys() | TABLES.completion.keys()
     of_response = set(typing.get_type_hints(of_responses.ResponseCreateParamsStreaming))
     assert {"input", "conversation"} < of_response
-    assert of_response <= items.PASSED | items.READ | items.UNSUPPORTED.keys() | known_fields.HARMLESS
-    assert not (items.PASSED | items.READ) & items.UNSUPPORTED.keys()
+    assert of_response <= TABLES.response.keys()
 
 
 @pytest.fixture
 def said(monkeypatch, caplog):
     """Returns the names of the fields that the log says."""
-    monkeypatch.setattr(known_fields, "_said", set())
+    monkeypatch.setattr(kinds, "_logged", set())
     caplog.set_level(logging.WARNING)
     parts = ("the field ", " of a request is not known and not read")
 
@@ -316,42 +317,42 @@ def test_a_field_is_said_once_for_all_messages(said):
 
 
 def test_unknown_fields_of_items_are_said_with_their_paths(said):
-    given = [HELLO[0] | {"name": "n"}, test_items.CALL | {"args": 1}, test_items.OUTPUT | {"result": 1}]
+    given = [HELLO[0] | {"name": "n"}, test_responses.CALL | {"args": 1}, test_responses.OUTPUT | {"result": 1}]
     harmless = {"client_metadata": {"a": "b"}, "reasoning": {"summary": "auto"}, "metadata": {"c": "d"}}
     body = {"input": given, "text": {"fromat": {}}, "stream_options": {"include_usage": True}} | harmless
-    items.read(json_chat.READER, items.Store(), body)
+    response(body, json_chat.READER)
     paths = {"text.fromat", "stream_options.include_usage", "input[0].name", "input[1].args", "input[2].result"}
     assert set(said()) == paths
 
 
-def unknown_of(hint, fields_known, path=""):
+def unknown_of(hint, table, path=""):
     """Yields the paths of the fields of openai's types for text that are not known."""
     for each in typing.get_args(hint):
-        yield from unknown_of(each, fields_known, path)
+        yield from unknown_of(each, table, path)
     if typing_extensions.is_typeddict(hint) and not re.search("Image|Audio|File|Custom|Refusal", hint.__name__):
         for name, of_field in typing.get_type_hints(hint).items():
-            if name not in fields_known:
+            if name not in table:
                 yield f"{path}{name}"
-            elif fields_known[name] is not None:
-                yield from unknown_of(of_field, fields_known[name], f"{path}{name}.")
+            elif isinstance(kind := table[name], Nested):
+                yield from unknown_of(of_field, kind.table, f"{path}{name}.")
 
 
 def test_each_field_within_a_field_of_openai_is_known():
     of_chat = typing.get_type_hints(of_chats.CompletionCreateParamsStreaming)
     of_response = typing.get_type_hints(of_responses.ResponseCreateParamsStreaming)
-    for name in known_fields.WITHIN_CHAT.keys() - {"jlade"}:
-        assert list(unknown_of(of_chat[name], known_fields.WITHIN_CHAT[name])) == []
     # Of tools and items those that are no function are refused by their types.
     of_response |= {"tools": FunctionToolParam, "tool_choice": ToolChoiceAllowedParam | ToolChoiceFunctionParam}
-    for name in known_fields.WITHIN_RESPONSE:
-        assert list(unknown_of(of_response[name], known_fields.WITHIN_RESPONSE[name])) == []
+    for hints, table in ((of_chat, TABLES.chat), (of_response, TABLES.response)):
+        nested = {name: kind for name, kind in table.items() if isinstance(kind, Nested) and name in hints}
+        assert {"stream_options", "tools", "tool_choice"} < nested.keys()
+        assert [path for name in nested for path in unknown_of(hints[name], nested[name].table)] == []
     for kind, hint in (
         ("message", of_items.Message | ResponseOutputMessageParam | EasyInputMessageParam),
         ("function_call", ResponseFunctionToolCallParam),
         ("function_call_output", of_items.FunctionCallOutput),
     ):
-        assert list(unknown_of(hint, known_fields.ITEMS[kind])) == []
-    assert "content.text" in unknown_of(of_chat["messages"], {"content": {}})
+        assert list(unknown_of(hint, reading.ITEMS[kind])) == []
+    assert "content.text" in unknown_of(of_chat["messages"], {"content": Nested({})})
 
 
 @pytest.mark.parametrize(

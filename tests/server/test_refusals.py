@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 
-from jlade.server import items, token_ids
+from jlade.server import token_ids
+from jlade.server.body_fields import LOGPROBS
 from jlade.server.fields import RequestError
-from tests.server import json_chat
+from tests.server import conftest, json_chat
 from tests.server.conftest import HELLO, READER
 from tests.server.json_chat import SCHEMA, tool
-from tests.server.test_items import BUY, CALL, OUTPUT, SHOP
+from tests.server.test_responses import BUY, CALL, OUTPUT, SHOP
 
 
 def chat(body):
@@ -43,12 +44,12 @@ def sampling(body):
 
 
 def response(body):
-    return items.read(READER, items.Store(), {"input": "ab"} | body)
+    return conftest.response({"input": "ab"} | body)
 
 
 def response_with_tools(body):
     reader = dataclasses.replace(json_chat.READER, max_top_logprobs=1)
-    return items.read(reader, items.Store(), {"input": "ab", "tools": [BUY]} | body)
+    return conftest.response({"input": "ab", "tools": [BUY]} | body, reader)
 
 
 def after_call(body):
@@ -65,7 +66,7 @@ def one_item(body):
     return response({"input": [body]})
 
 
-OF_BOTH = [
+OF_TEXTS = [
     ({"temperature": -1}, "temperature", "temperature must be a number from 0 to 100, got -1"),
     ({"temperature": "1"}, "temperature", "got '1'"),
     ({"temperature": True}, "temperature", "got True"),
@@ -76,9 +77,6 @@ OF_BOTH = [
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids from 0 to 12"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100, got 101"),
     ({"logit_bias": [1]}, "logit_bias", "an object of numbers"),
-    ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer from 1 to 2147483647, got 0"),
-    ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "from 0 to 5, got 6"),
-    ({"n": 0}, "n", "n must be an integer from 1 to 128, got 0"),
     ({"seed": 2**63}, "seed", "seed must be an integer from -9223372036854775808 to 9223372036854775807"),
     ({"stop": [""]}, "stop", "each of 1 to 1024 characters, got ''"),
     ({"stop": ["a"] * 65}, "stop", "at most 64"),
@@ -86,16 +84,21 @@ OF_BOTH = [
     ({"stop_token_ids": [13]}, "stop_token_ids", "token ids from 0 to 12, got 13"),
     ({"stop_token_ids": [1] * 32}, "stop_token_ids", "at most 31 token ids"),
     ({"stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "left out unless stream is true, got"),
-    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false, got 1"),
-    ({"stream_options": []}, "stream_options", "an object"),
-    ({"response_format": {"type": "xml"}}, "response_format", "response_format must be"),
     ({"prediction": {"type": "content", "content": "a" * 17}}, "prediction", "at most 16 tokens, got 'aaaaa"),
     ({"prediction": "x"}, "prediction", "prediction must be"),
     ({"cache_salt": ""}, "cache_salt", "cache_salt must be a string of at least one character, got ''"),
     ({"cache_salt": 3}, "cache_salt", "cache_salt must be a string, got 3"),
     ({"suffix": "x"}, "suffix", "suffix='x' is not supported"),
     ({"best_of": 2}, "best_of", "best_of=2 is not supported"),
+]
+OF_BOTH = [
+    ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer from 1 to 2147483647, got 0"),
+    ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "from 0 to 5, got 6"),
+    ({"n": 0}, "n", "n must be an integer from 1 to 128, got 0"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "left out unless stream is true, got"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false, got 1"),
+    ({"stream_options": []}, "stream_options", "an object"),
+    ({"response_format": {"type": "xml"}}, "response_format", "response_format must be"),
     ({"speculative": "no"}, "speculative", "speculative must be true or false, got 'no'"),
     ({"remember": 1}, "remember", "remember must be true or false, got 1"),
     ({"prompt_cache_key": 3}, "prompt_cache_key", "prompt_cache_key must be a string, got 3"),
@@ -228,7 +231,6 @@ OF_RESPONSES = [
     ({"input": [CALL, OUTPUT | {"namespace": "n"}]}, "input[1].namespace", "is not supported"),
     ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be an integer from 1"),
     ({"max_tokens": 3}, "max_tokens", "max_tokens=3 is not supported"),
-    ({"temperature": -1}, "temperature", "from 0 to 100"),
     ({"background": True}, "background", "background=True is not supported"),
     ({"conversation": "c"}, "conversation", "conversation='c' is not supported"),
     ({"reasoning": {"effort": "low"}}, "reasoning.effort", "reasoning.effort='low' is not supported"),
@@ -270,19 +272,19 @@ NO_CHOICES = [
 OF_RESPONSES_WITH_TOOLS = [
     ({"tools": [BUY | {"parameters": {"type": "array"}}]}, "tools[0].parameters", "tools[0].parameters must be"),
     *(({"tool_choice": choice}, "tool_choice", "functions of tools") for choice in NO_CHOICES),
-    ({"include": [items.LOGPROBS]}, "include", "include must be without message.output_text"),
+    ({"include": [LOGPROBS]}, "include", "include must be without message.output_text"),
 ]
 REFUSED = [
-    (chat, OF_BOTH + OF_CHATS),
+    (chat, OF_TEXTS + OF_BOTH + OF_CHATS),
     (one_message, OF_MESSAGES),
-    (completion, OF_BOTH + OF_COMPLETIONS),
+    (completion, OF_TEXTS + OF_BOTH + OF_COMPLETIONS),
     (structured, OF_GRAMMARS + OF_TOOLS),
     (after_call, OF_CALLS),
     (tokenize, OF_TOKENIZE),
     (detokenize, OF_DETOKENIZE),
     (generate, OF_TOKENS),
     (sampling, OF_SAMPLING),
-    (response, OF_RESPONSES),
+    (response, OF_TEXTS + OF_RESPONSES),
     (one_item, OF_ITEMS),
     (response_with_tools, OF_RESPONSES_WITH_TOOLS),
 ]

@@ -15,10 +15,10 @@ from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentValueError
-from jlade.server import items, structured, tools
-from jlade.server.responses import Writer, one_piece
+from jlade.server import kinds, structured, tools
+from jlade.server.writer import Writer, one_piece
 from tests.server import json_chat
-from tests.server.conftest import running
+from tests.server.conftest import response, running
 from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
 
 # Random weights may write whitespace without end.
@@ -49,7 +49,7 @@ from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
     ],
 )
 def test_fields_of_all_clients(body, grammar):
-    asked = structured.read(body)
+    asked = structured.read(kinds.read(body, structured.GRAMMARS))
     assert (asked and asked.grammar()) == grammar
 
 
@@ -71,7 +71,7 @@ def test_a_structural_tag(given):
         {"response_format": {"type": "structural_tag"} | given},
         {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag"} | given)}},
     ):
-        found = structured.read(body).grammar().automaton
+        found = structured.read(kinds.read(body, structured.GRAMMARS)).grammar().automaton
         for text, is_accepted in (
             ("anything < at all", True),
             ('yes: <a>{"size": "small"}</a> and <a>{"size":"large"}</a>.', True),
@@ -189,7 +189,7 @@ def test_arguments_of_earlier_calls(given, caplog):
 def test_errors_of_the_engine_name_the_fields_of_the_body(body, argument, of_chat, of_items):
     for asked, field in (
         (json_chat.READER.chat({"messages": QUESTION} | body), of_chat),
-        (items.read(json_chat.READER, items.Store(), {"input": "a"} | with_tools_of_items(body)), of_items),
+        (response({"input": "a"} | with_tools_of_items(body), json_chat.READER), of_items),
     ):
         error = asked.refusal(ArgumentValueError(argument, "must be at most 3, got 8")).body["error"]
         assert (error["param"], error["message"]) == (field, f"{field} must be at most 3, got 8")
@@ -236,32 +236,6 @@ def test_the_client_gets_objects(client):
     )
     assert completion.choices[0].text in ("ababab", "abababc")
     assert completion.choices[0].finish_reason == "stop"
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "buy"}}])
-def test_calls_of_tools(client, choice):
-    options = {"tools": [tool("show"), tool("buy", strict=True)], "tool_choice": choice, "parallel_tool_calls": False}
-    answer = asked(client, **options).choices[0]
-    (call,) = answer.message.tool_calls
-    assert answer.finish_reason == "tool_calls"
-    assert answer.message.content is None
-    assert json.loads(call.function.arguments)["size"] in ("small", "large")
-    assert call.function.name == "buy" or choice == "required"
-
-    name = arguments = ""
-    for chunk in asked(client, stream=True, **options):
-        for delta in chunk.choices[0].delta.tool_calls or []:
-            name += delta.function.name or ""
-            arguments += delta.function.arguments or ""
-        reason = chunk.choices[0].finish_reason
-    assert (name, arguments, reason) == (call.function.name, call.function.arguments, "tool_calls")
-
-    calls = [{"role": "assistant", "tool_calls": [call.to_dict()]}]
-    calls += [{"role": "tool", "tool_call_id": call.id, "content": "done"}]
-    after = client.chat.completions.create(model="tiny", messages=QUESTION + calls, max_tokens=4, seed=1)
-    rendered = json_chat.READER.chat({"messages": QUESTION + calls}).prompts[0]
-    assert after.usage.prompt_tokens == len(rendered)
-    assert f'"arguments": {json.dumps(json.loads(arguments))}' in json_chat.TOKENIZER.decode(rendered)
 
 
 def test_an_answer_may_use_no_tool(client):

@@ -31,95 +31,70 @@ def ended():
     return ending(PROMPT, 0.8)
 
 
-def test_the_request_of_rllm(served, ended):
-    """The fields that its gateway adds to a chat, and those that it reads, whole and in a stream."""
+# The bodies of clients, but for the seed.
+OF_RLLM = {"messages": MESSAGES, "temperature": 0.8, "max_tokens": 24, "logprobs": True, "return_token_ids": True}
+OF_SKYRL = {"model": "tiny", "prompt": PROMPT, "n": 2, "max_tokens": 24, "temperature": 0.8, "top_p": 1, "top_k": -1}
+OF_VERIFIERS = {"messages": MESSAGES, "temperature": 0.8, "max_tokens": 24, "logprobs": True, "top_logprobs": 1}
+OF_VERIFIERS |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "top_k": -1, "min_p": 0.0}
+OF_VERIFIERS |= {"repetition_penalty": 1.0, "min_tokens": 1, "skip_special_tokens": True}
+SAMPLING = {"min_tokens": 1, "skip_special_tokens": True, "include_stop_str_in_output": True, "max_tokens": 24}
+SAMPLING |= {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1, "stop": None}
+OF_RENDERERS = {"stop_token_ids": [12], "logprobs": 1, "skip_special_tokens": False, "temperature": 0.8}
+CLIENTS = {
+    "rllm": (CHAT, OF_RLLM | {"extra_body": {"return_token_ids": True}}),
+    # Its client for engines of others, to which true is a number of log-probabilities.
+    "skyrl": (COMPLETIONS, OF_SKYRL | {"logprobs": True, "stream": False, "return_token_ids": True}),
+    "skyrl for verifiers": (CHAT, OF_VERIFIERS | {"include_stop_str_in_output": True}),
+    "skyrl for tokens": (GENERATE, {"model": "tiny", "token_ids": PROMPT, "sampling_params": SAMPLING}),
+    # With which verifiers and prime-rl train.
+    "renderers": (GENERATE, {"token_ids": PROMPT, "sampling_params": OF_RENDERERS | {"max_tokens": 24}}),
+}
+
+
+def scored(path, choice):
+    """Returns the names and the log-probabilities of the tokens of a choice, or of a part of it."""
+    logprobs = choice["logprobs"] or {}
+    if path == COMPLETIONS:
+        return logprobs.get("tokens", []), logprobs.get("token_logprobs", [])
+    entries = logprobs.get("content", [])
+    return [entry["token"] for entry in entries], [entry["logprob"] for entry in entries]
+
+
+def text_of(part):
+    content = part.get("delta", part.get("message", {})).get("content")
+    return content or part.get("text", "")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_requests_of_trainers(served, ended, client):
+    """Ids and log-probabilities of all tokens, the end token too, whole and in a stream."""
     seed, expected = ended
-    body = {"messages": MESSAGES, "temperature": 0.8, "seed": seed, "max_tokens": 24}
-    body |= {"logprobs": True, "return_token_ids": True, "extra_body": {"return_token_ids": True}}
-    whole = posted(served, CHAT, body)
-    assert whole["prompt_token_ids"] == PROMPT
-    choice = whole["choices"][0]
-    assert choice["token_ids"] == ids_of(expected), "with the end token"
-    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    np.testing.assert_allclose(logprobs, expected.logprobs[0, : len(logprobs)], atol=1e-5)
-    assert len(logprobs) == len(choice["token_ids"])
-
-    first, *chunks = events(served.client.post(CHAT, json=body | {"stream": True}))
-    assert first["prompt_token_ids"] == PROMPT
-    assert not any("prompt_token_ids" in chunk for chunk in chunks)
-    parts = [chunk["choices"][0] for chunk in chunks]
-    assert [token for part in parts for token in part.get("token_ids", [])] == choice["token_ids"]
-    streamed = [entry["logprob"] for part in parts for entry in (part["logprobs"] or {"content": []})["content"]]
-    np.testing.assert_allclose(streamed, logprobs, atol=1e-6)
-    assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
-
-
-def test_the_request_of_skyrl_for_completions(served):
-    """Of its client for engines of others; true is a number of log-probabilities, as in vLLM."""
-    body = {"model": "tiny", "prompt": PROMPT, "n": 2, "seed": 3, "max_tokens": 9, "temperature": 0.8, "top_p": 1}
-    body |= {"top_k": -1, "logprobs": True, "stream": False, "return_token_ids": True}
-    choices = posted(served, COMPLETIONS, body)["choices"]
-    expected = alone(PROMPT, seed=3, sampling=WARM, max_new_tokens=9)
-    assert choices[0]["token_ids"] == ids_of(expected) != choices[1]["token_ids"]
-    for choice in choices:
-        assert choice["prompt_token_ids"] == PROMPT
-        assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
-    np.testing.assert_allclose(
-        choices[0]["logprobs"]["token_logprobs"], expected.logprobs[0, : expected.lengths[0]], atol=1e-5
-    )
-
-
-def test_the_request_of_skyrl_for_verifiers(served):
-    """By the official client. The names of tokens are their ids, which no two tokens share."""
-    with served.openai(api_key="dummy") as client:
-        extra = {"return_token_ids": True, "return_tokens_as_token_ids": True, "top_k": -1, "min_p": 0.0}
-        extra |= {"repetition_penalty": 1.0, "min_tokens": 1, "skip_special_tokens": True}
-        extra |= {"include_stop_str_in_output": True}
-        answer = client.chat.completions.create(
-            model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=1, max_tokens=8, seed=3, extra_body=extra
-        )
-    choice = answer.choices[0]
-    names = [f"token_id:{token}" for token in choice.model_extra["token_ids"]]
-    assert [entry.token for entry in choice.logprobs.content] == names
-    assert all(entry.top_logprobs[0].token.startswith("token_id:") for entry in choice.logprobs.content)
-    assert answer.model_extra["prompt_token_ids"] == PROMPT
-
-
-def test_the_request_of_skyrl_for_tokens(served, ended):
-    """Of its client of vLLM's servers, with the sampling parameters that it always sends, and what it reads."""
-    seed, expected = ended
-    sampling = {"min_tokens": 1, "skip_special_tokens": True, "include_stop_str_in_output": True, "max_tokens": 24}
-    sampling |= {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1, "stop": None, "seed": seed}
-    body = {"sampling_params": sampling, "model": "tiny", "token_ids": PROMPT}
-    whole = posted(served, GENERATE, body)
-    choice = whole["choices"][0]
+    path, body = CLIENTS[client]
+    if path == GENERATE:
+        body = body | {"sampling_params": body["sampling_params"] | {"seed": seed}}
+    else:
+        body = body | {"seed": seed}
+    whole = posted(served, path, body)
+    choice, *others = whole["choices"]
+    names, logprobs = scored(path, choice)
     assert choice["token_ids"] == ids_of(expected)
-    assert (choice["finish_reason"], choice["index"]) == ("stop", 0)
-    content = choice["logprobs"]["content"]
-    assert [(entry["token_id"], entry["token"]) for entry in content] == [
-        (token, f"token_id:{token}") for token in choice["token_ids"]
-    ]
-    logprobs = [entry["logprob"] for entry in content]
-    np.testing.assert_allclose(logprobs, expected.logprobs[0, : len(logprobs)], atol=1e-5)
-    assert "prompt_token_ids" not in whole
+    assert choice["finish_reason"] == "stop"
+    np.testing.assert_allclose(logprobs, expected.logprobs[0, : len(choice["token_ids"])], atol=1e-5)
+    if path == GENERATE or "return_tokens_as_token_ids" in body:  # names that no two tokens share
+        assert names == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert all(other["token_ids"] != choice["token_ids"] for other in others)
+    asks = "return_token_ids" in body
+    assert (choice if path == COMPLETIONS else whole).get("prompt_token_ids") == (PROMPT if asks else None)
     assert "prompt_logprobs" not in whole
 
-    chunks = events(served.client.post(GENERATE, json=body | {"stream": True, "return_token_ids": True}))
-    assert chunks[0]["prompt_token_ids"] == PROMPT
-    parts = [part for chunk in chunks for part in chunk["choices"]]
-    assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]
+    first, *chunks = events(served.client.post(path, json=body | {"stream": True, "return_token_ids": True}))
+    assert (first["choices"][0] if path == COMPLETIONS else first)["prompt_token_ids"] == PROMPT
+    assert "prompt_token_ids" not in str(chunks[1:])
+    parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == 0]
+    assert [token for part in parts for token in part.get("token_ids", [])] == choice["token_ids"]
+    np.testing.assert_allclose([each for part in parts for each in scored(path, part)[1]], logprobs, atol=1e-6)
+    assert "".join(map(text_of, parts)) == text_of(choice)
     assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["stop"]
-
-
-def test_the_request_of_renderers(served):
-    """Of the client with which verifiers and prime-rl train; it counts on an entry with this name for each token."""
-    sampling = {"stop_token_ids": [12], "logprobs": 1, "skip_special_tokens": False, "temperature": 0.8, "seed": 3}
-    body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": sampling | {"max_tokens": 9}}
-    choice = posted(served, GENERATE, body)["choices"][0]
-    assert choice["token_ids"] == ids_of(alone(PROMPT, seed=3, sampling=WARM, max_new_tokens=9))
-    content = choice["logprobs"]["content"]
-    assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in choice["token_ids"]]
-    assert all(isinstance(entry["logprob"], float) for entry in content)
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_the_sampled_tokens(served):
@@ -153,21 +128,24 @@ def test_alternatives_of_prompts_and_texts_have_numbers_of_their_own(served):
     assert {len(entry) for entry in both["prompt_logprobs"][1:]} <= {3, 4}
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_may_keep_its_stop_string_or_token(served, stream):
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_text_may_keep_its_stop_string_or_token(served, path, stream, keeps):
+    """By default it does not, as in vLLM."""
     tokens = ids_of(alone(PROMPT, max_new_tokens=24, eos_ids=()))
     text = TOKENIZER.decode(tokens, skip_special_tokens=True)
+    end, index = text.index(text[3:5]), tokens.index(tokens[6])
+    body = {"messages": MESSAGES, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "max_tokens": 24}
+    body |= {"return_token_ids": True, "include_stop_str_in_output": keeps, "stream": stream}
     for options, expected in (
-        ({"stop": text[3:5]}, text[: text.index(text[3:5]) + 2]),
-        ({"stop_token_ids": tokens[6:7]}, TOKENIZER.decode(tokens[: tokens.index(tokens[6]) + 1])),
+        ({"stop": text[3:5]}, text[: end + 2 * keeps]),
+        ({"stop_token_ids": tokens[6:7]}, TOKENIZER.decode(tokens[: index + keeps])),
     ):
-        body = {"messages": MESSAGES, "temperature": 0, "ignore_eos": True, "max_tokens": 24, "return_token_ids": True}
-        body |= options | {"include_stop_str_in_output": True, "stream": stream}
-        response = served.client.post(CHAT, json=body)
+        response = served.client.post(path, json=body | options)
         chunks = events(response) if stream else [response.json()]
         parts = [chunk["choices"][0] for chunk in chunks]
-        shown = "".join(part.get("delta", part.get("message")).get("content") or "" for part in parts)
-        assert shown == expected
+        assert "".join(map(text_of, parts)) == expected
         assert parts[-1]["finish_reason"] == "stop"
         ids = [token for part in parts for token in part.get("token_ids", [])]
         assert ids == tokens[: len(ids)]

@@ -21,6 +21,7 @@ HEAD = """{% for tool in tools or [] %}{{ tool.function | tojson }}
 TAIL = "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 CHECKED = "{% if call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
 TEMPLATES = {
+    "hermes": json_chat.HERMES,
     "mistral 3": HEAD
     + "{{ '[TOOL_CALLS] [' if message.tool_calls }}{% for call in message.tool_calls %}"
     + CHECKED
@@ -56,7 +57,14 @@ QWEN = Form(
     "/function>\n</tool_call>\n<tool_call>\n<function=",
     Fields("parameter=", ">\n", "\n</parameter>\n<"),
 )
+HERMES = Form(
+    '\n<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    '}\n</tool_call>\n<tool_call>\n{"name": "',
+)
 FORMS = {
+    "hermes": HERMES,
     "mistral 3": Form(special("[TOOL_CALLS]") + ' [{"name": "', '", "arguments": ', "}]", '}, {"name": "'),
     "mistral 11": Form(special("[TOOL_CALLS]"), special("[ARGS]"), "", special("[TOOL_CALLS]")),
     "qwen": QWEN,
@@ -119,12 +127,6 @@ def accepts(grammar, text):
     return grammar.automaton.accepts(text.encode(errors="surrogateescape"))
 
 
-HERMES = Form(
-    '\n<tool_call>\n{"name": "',
-    '", "arguments": ',
-    "}\n</tool_call>",
-    '}\n</tool_call>\n<tool_call>\n{"name": "',
-)
 LLAMA = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{% if message.tool_calls %}
 {% if message.tool_calls | length != 1 %}{{ raise_exception("one call") }}{% endif %}
 {% set call = message.tool_calls[0].function %}
@@ -140,7 +142,6 @@ LIST = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in message
     ("template", "form"),
     [
         *((template, FORMS[name]) for name, template in TEMPLATES.items()),
-        (json_chat.HERMES, HERMES),
         (
             json_chat.HERMES.replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n"),
             dataclasses.replace(HERMES, opening=HERMES.opening.lstrip()),
@@ -402,14 +403,16 @@ def test_the_client_gets_calls(json_engine, name):
     options = {"model": "tiny", "messages": QUESTION, "logit_bias": BIAS, "max_tokens": 200, "temperature": 1.0}
     with running(json_engine, reader) as served, served.openai() as client:
         create = client.chat.completions.create
-        for seed, choice in ((1, "required"), (2, BUY), (3, "auto")):
+        choices = [(1, "required"), (2, BUY), (3, "auto")]
+        # Calls of Hermes begin with a line break, which would be likely as whitespace too.
+        for seed, choice in choices[: 2 if name == "hermes" else 3]:
             options |= {"tools": [BUY, SHOPS], "tool_choice": choice, "seed": seed}
             if choice == "auto":
                 options["logit_bias"] = BIAS | {str(begin_of_calls(name)): 100, str(json_chat.EOS): 50}
             answer = create(**options, parallel_tool_calls=False, logprobs=True).choices[0]
             (call,) = answer.message.tool_calls
             assert answer.finish_reason == "tool_calls"
-            assert not answer.message.content
+            assert answer.message.content is None
             assert call.function.name == "buy" or choice != BUY
             arguments = json.loads(call.function.arguments)
             if call.function.name == "buy":

@@ -31,7 +31,7 @@ import httpx
 
 import jlade
 from benchmarks import report
-from jlade.server import protocol
+from jlade.server.body_fields import HARMLESS, UNSUPPORTED, Tables
 from jlade.server.lifecycle import MAX_IDLE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -244,7 +244,8 @@ def make_request(host: str, body: bytes, method: str = "POST", path: str = COMPL
 
 BODY = {"prompt": "secret", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
 REFUSED = {"add_generation_prompt", "best_of", "response_format", "return_token_strs", "suffix"}
-FIELDS = sorted(protocol.OF_CHAT | protocol.OF_COMPLETION | REFUSED)
+TABLES = Tables(vocab_size=1, max_choices=1, max_top_logprobs=0, max_logprobs=0)
+FIELDS = sorted((TABLES.chat.keys() | TABLES.completion.keys()) - (HARMLESS.keys() | UNSUPPORTED.keys()) | REFUSED)
 NUMBERS = [0, -1, 1, 3, 2**31, 2**63, 2**64, -(2**70), 10**400, 10**4200, 0.5, -0.1, 1e308, 5e-324]
 NUMBERS += [float("nan"), float("inf"), -float("inf")]
 CHARACTERS = "a \x00\n\x7fé\ud800\udfff\uffff\U0001f600"

@@ -17,6 +17,7 @@ from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Completion
 
 DONE = "data: [DONE]\n\n"
+Scores = Sequence[PromptLogProbs | None]
 MIN_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
 
 
@@ -48,21 +49,15 @@ class Writer:
         }
         self._choices = [_Choice(completion, i, tokenizer) for i in range(completion.n * len(completion.prompts))]
 
-    def whole(
-        self,
-        generations: Sequence[Generation],
-        num_cached: int | None = None,
-        prompt_logprobs: Sequence[PromptLogProbs | None] = (),
-    ) -> Body:
+    def whole(self, generations: Sequence[Generation], num_cached: int | None = None, scores: Scores = ()) -> Body:
         """Returns the response with all choices.
 
         Args:
           generations: their results.
           num_cached: tokens of the prompts that were not read; None to leave it out.
-          prompt_logprobs: of the choices' prompts, if they were asked for; those of an echoed one come before those of
-            the text.
+          scores: log-probabilities of the choices' prompts, as far as asked for; those of an echoed one come first.
         """
-        prompt_logprobs = prompt_logprobs or [None] * len(self._choices)
+        scores = scores or [None] * len(self._choices)
         choices = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
             piece = one_piece(generation)
@@ -70,12 +65,12 @@ class Writer:
             content: Body = {"message": choice.message(text)} if self._completion.is_chat else {"text": text}
             logprobs = choice.logprobs(piece)
             if choice.echo and logprobs is not None:
-                of_prompt = choice.echoed_logprobs(prompt_logprobs[index])
+                of_prompt = choice.echoed_logprobs(scores[index])
                 logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
             shown = {**content, "logprobs": logprobs, "finish_reason": choice.reason(generation), **choice.ids(piece)}
             choices.append({"index": index, **shown})
         whole = self._head | {"choices": choices, "usage": self.usage(generations, num_cached)}
-        of_prompts = [choice.of_prompt(scores) for choice, scores in zip(self._choices, prompt_logprobs, strict=True)]
+        of_prompts = [choice.of_prompt(of_prompt) for choice, of_prompt in zip(self._choices, scores, strict=True)]
         return self._with_prompts(whole, of_prompts)
 
     def event(self, body: Body) -> str:
@@ -198,7 +193,7 @@ class _Choice:
 
     def message(self, text: str) -> Body:
         """Returns the message of a whole answer."""
-        content, functions = (text, []) if self._reader is None else gather(self._reader.feed(text, last=True))
+        content, functions = gather(self.parts(text, is_last=True))
         self._num_calls = len(functions)
         message: Body = {"role": "assistant", "content": content, "refusal": None}
         if not functions:

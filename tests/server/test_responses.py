@@ -12,13 +12,13 @@ from hypothesis import strategies
 from openai.types.responses import Response, ResponseStreamEvent
 
 from jlade import SamplingConfig
-from jlade.server import items
+from jlade.server.body_fields import LOGPROBS, UNSUPPORTED
 from jlade.server.fields import RequestError
-from jlade.server.item_events import ItemsWriter
-from jlade.server.items import Store
-from jlade.server.responses import one_piece
+from jlade.server.responses.events import ItemsWriter
+from jlade.server.responses.store import Store
+from jlade.server.writer import one_piece
 from tests.server import json_chat
-from tests.server.conftest import READER, running
+from tests.server.conftest import READER, response, running
 from tests.server.json_chat import BIAS, SCHEMA
 from tests.server.test_structured import Shirt
 from tests.server.tiny_chat import alone, ending
@@ -36,7 +36,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 
 def conversation(body):
     """Returns the messages that a template sees."""
-    asked = items.read(dataclasses.replace(json_chat.READER, **MESSAGES), Store(), body)
+    asked = response(body, dataclasses.replace(json_chat.READER, **MESSAGES))
     return json.loads(json_chat.TOKENIZER.decode(asked.prompts[0]))
 
 
@@ -149,7 +149,7 @@ def test_an_empty_text_is_a_message(served):
 
 
 def test_log_probabilities(served):
-    body = {"input": "abba", "max_output_tokens": 9, "temperature": 0, "include": [items.LOGPROBS], "top_logprobs": 2}
+    body = {"input": "abba", "max_output_tokens": 9, "temperature": 0, "include": [LOGPROBS], "top_logprobs": 2}
     expected = alone("abbac", max_new_tokens=9, top_logprobs=2)
     shown = expected.lengths[0] - (expected.finish_reason[0] == "eos")
     whole = served.client.post(RESPONSES, json=body).json()
@@ -166,8 +166,8 @@ def test_log_probabilities_of_tokens_without_text_come_last():
     """Those of a stop string, token by token: it is held back, and cut off at the end."""
     stop = alone("abbac", max_new_tokens=9, eos_ids=()).text[0][3:5]
     expected = alone("abbac", max_new_tokens=9, eos_ids=(), stop=[stop])
-    body = {"input": "abba", "stop": stop, "ignore_eos": True, "include": [items.LOGPROBS]}
-    writer = ItemsWriter(items.read(READER, Store(), body), "tiny", READER.tokenizer, "id")
+    body = {"input": "abba", "stop": stop, "ignore_eos": True, "include": [LOGPROBS]}
+    writer = ItemsWriter(response(body), "tiny", READER.tokenizer, "id")
     deltas, number = [], int(expected.lengths[0])
     for i in range(number):
         of_token = {"tokens": expected.tokens[0, i : i + 1], "logprobs": expected.logprobs[0, i : i + 1]}
@@ -210,7 +210,7 @@ def test_instructions_are_joined_with_a_system_item_where_the_template_takes_one
     {{- raise_exception('at the beginning') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"""
     reader = dataclasses.replace(json_chat.READER, chat_template=json_chat.chat_template(one))
     given = [{"role": "developer", "content": [{"type": "input_text", "text": "b"}]}, {"role": "user", "content": "c"}]
-    asked = items.read(reader, Store(), {"input": given, "instructions": "a"})
+    asked = response({"input": given, "instructions": "a"}, reader)
     assert json_chat.TOKENIZER.decode(asked.prompts[0]) == "system:a\n\nb;user:c;"
 
 
@@ -292,7 +292,7 @@ def test_calls_of_tools(shop, choice):
 
 def test_tools_that_are_allowed_are_shown_among_all():
     body = {"input": "a", "tools": [SHOP, BUY], "tool_choice": {name: ALLOWED[name] for name in ("type", "tools")}}
-    asked = items.read(json_chat.READER, Store(), body)
+    asked = response(body, json_chat.READER)
     _, tools = asked.tools
     assert ([tool.name for tool in tools.tools], tools.must_call, len(tools.given)) == (["buy"], False, 2)
     assert asked.repeated["tool_choice"] == ALLOWED | {"mode": "auto"}
@@ -353,11 +353,19 @@ LIKELY = strategies.recursive(
 )
 
 
+# Of `/v1/responses` alone, or with another meaning there.
+OWN_FIELDS = sorted(
+    name
+    for name, kind in READER.tables.response.items()
+    if kind is not READER.tables.chat.get(name) and name not in UNSUPPORTED
+)
+
+
 @hypothesis.settings(max_examples=300)
-@hypothesis.given(strategies.dictionaries(strategies.sampled_from(sorted(items.READ)), LIKELY, max_size=4))
+@hypothesis.given(strategies.dictionaries(strategies.sampled_from(OWN_FIELDS), LIKELY, max_size=4))
 def test_any_body_is_read_or_refused(body):
     try:
-        asked = items.read(json_chat.READER, Store(), {"input": "a"} | body)
+        asked = response({"input": "a"} | body, json_chat.READER)
     except RequestError:
         return
     json.dumps(asked.repeated)

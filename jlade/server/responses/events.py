@@ -1,18 +1,18 @@
 """The response of `/v1/responses`, as the events of a stream; a whole response is that of the last event."""
 
 import copy
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jlade.engine.scoring import PromptLogProbs
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Tokenizer
-from jlade.server import responses
+from jlade.server import writer
 from jlade.server.calls import Arguments, Called, Content, Part
 from jlade.server.fields import Body, RequestError
-from jlade.server.items import ItemsCompletion, new_id
-from jlade.server.responses import Writer, one_piece
+from jlade.server.responses.reading import ItemsCompletion
+from jlade.server.writer import Scores, Writer, one_piece
 
 
 class ItemsWriter(Writer):
@@ -38,12 +38,7 @@ class ItemsWriter(Writer):
             "usage": None,
         } | completion.repeated
 
-    def whole(
-        self,
-        generations: Sequence[Generation],
-        num_cached: int | None = None,
-        prompt_logprobs: Sequence[PromptLogProbs | None] = (),
-    ) -> Body:
+    def whole(self, generations: Sequence[Generation], num_cached: int | None = None, scores: Scores = ()) -> Body:
         """Returns the response; see `Writer.whole`."""
         self.chunks(0, one_piece(generations[0]))
         response: Body = self.end(generations, num_cached)[-1]["response"]
@@ -51,7 +46,7 @@ class ItemsWriter(Writer):
 
     def event(self, body: Body) -> str:
         """Returns a server-sent event with the name of its type."""
-        return f"event: {body['type']}\n{responses.event(body)}"
+        return f"event: {body['type']}\n{writer.event(body)}"
 
     def begin(self) -> list[Body]:
         """Returns the events before the first tokens."""
@@ -119,7 +114,7 @@ class ItemsWriter(Writer):
                 yield self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=entries)
             case Called(name):
                 yield from self._close()
-                call = {"type": "function_call", "call_id": responses.call_id(), "name": name, "arguments": ""}
+                call = {"type": "function_call", "call_id": writer.call_id(), "name": name, "arguments": ""}
                 yield from self._open({"id": new_id("fc"), **call})
             case Arguments(text):
                 self._output[-1]["arguments"] += text
@@ -168,3 +163,8 @@ class ItemsWriter(Writer):
         """Returns the next event, with copies of what later events change."""
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **copy.deepcopy(values)}
+
+
+def new_id(kind: str) -> str:
+    """Returns an id that nobody can guess."""
+    return f"{kind}_{secrets.token_hex(16)}"
