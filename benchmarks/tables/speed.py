@@ -142,8 +142,7 @@ def table3(results: Results) -> Rows:
 
 def window(results: Results) -> Rows:
     found = results.bench("bench_smollm2_paper")
-    found |= {"tree of 63": results.bench("bench_smollm2_tree_10")["tree of 63"]}  # which accepts more than before
-    return by_task({name: row for name, row in found.items() if name.startswith(("Jacobi", "15, 5, 15", "tree"))})
+    return by_task({name: row for name, row in found.items() if name.startswith(("Jacobi", "15, 5, 15"))})
 
 
 def demo(results: Results) -> Rows:
