@@ -243,12 +243,3 @@ def presets(results: Results) -> Rows:
         ("`tree=63`, on the same prompts", "", "any", "64", "tree of 63"),
     ):
         yield title, size, purpose, tokens, ", ".join(two(found[name][task] for task in ("humaneval", "mtbench")))
-
-
-def agreement(results: Results) -> Rows:
-    yield "model", "copy", "same token", "gain", "share for 1.2x"
-    for name, found in results["agreement"]["models"].items():
-        for bits in ("8 bits", "4 bits"):
-            copy, least = found["copies"][bits], found["agreement_for_least_gain"][bits]
-            model = {"demo": "demo", "smollm2": "SmolLM2"}[name]
-            yield model, bits, f"{copy['agreement']:.1%}", f"{copy['gain']:.2f}x", f"{least:.1%}"
