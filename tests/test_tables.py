@@ -63,11 +63,15 @@ def test_results_of_a_device_fill_its_column(kind, column, tmp_path):
     directory = shutil.copytree(RESULTS.directory, tmp_path / "results")
     stems = ("exactness", "attention", "accelerator_7b", "versus_transformers_7b")
     copy_as(kind, directory, **{stem: f"{stem}_nvidia_h200" for stem in stems})
-    for name in devices.OF_DEVICE:
-        before, after = (columns(getattr(devices, name)(results)) for results in (RESULTS, Results(directory)))
-        cells = after.pop(column, after["H200"])
-        assert cells == after["H200"]
-        assert after == {title: cells for title, cells in before.items() if title != column}
+    before, after = (columns(devices.measured(results)) for results in (RESULTS, Results(directory)))
+    assert after.pop(column) == after["H200"]
+    assert after == before
+
+
+def test_questions_without_an_answer_have_no_row():
+    h200 = devices.Device(RESULTS, "nvidia_h200")
+    answered = [row.question for part in devices.PARTS for row in part(h200) if row.value]
+    assert [row[0] for row in devices.measured(RESULTS)][1:] == answered
 
 
 def test_every_figure_of_a_result_has_its_cell(tmp_path):
@@ -77,15 +81,15 @@ def test_every_figure_of_a_result_has_its_cell(tmp_path):
         r"batch [48]:|batch [48],|block of 8,| 512 cached|8192|block of (32|64|256),|10, 2, 10|0, 5, 10|adaptive"
         r"|sampled: tree of 7|static"
     )
-    for name in ("texts", "rates", "steps", "speed", "versus", "attention_kernel"):
-        empty = [row.question for row in devices.OF_DEVICE[name](h200) if row.value is None]
-        assert [question for question in empty if not re.search(left_out, question)] == [], name
+    for part in (devices.texts, devices.rates, devices.steps, devices.speed, devices.versus, devices.attention_kernel):
+        empty = [row.question for row in part(h200) if row.value is None]
+        assert [question for question in empty if not re.search(left_out, question)] == [], part
     copy_as("cpu", tmp_path, overhead_1b="overhead", quantization_7b="quantization_134m", meshes="meshes")
     copy_as("cpu", tmp_path, estimate_7b="estimate_134m_cpu")
     cpu = devices.Device(Results(tmp_path), "cpu")
-    for name in ("outside", "few_bits", "on_meshes"):
-        assert all(row.value for row in devices.OF_DEVICE[name](cpu)), name
-    assert any(row.value for row in devices.OF_DEVICE["estimated"](cpu))
+    for part in (devices.outside, devices.few_bits, devices.on_meshes):
+        assert all(row.value for row in part(cpu)), part
+    assert any(row.value for row in devices.estimated(cpu))
 
 
 def test_kernels_are_compared_with_plain_jax_and_the_floor(tmp_path):
@@ -96,6 +100,6 @@ def test_kernels_are_compared_with_plain_jax_and_the_floor(tmp_path):
         for way, seconds, error in (("plain", 2, {"relative_error": 0.1}), ("gpu", 1, {"relative_error": 0.2}))
     ]
     (tmp_path / "experts_new.json").write_text(json.dumps({"cases": cases}), encoding="utf-8")
-    *rows, error = devices.OF_DEVICE["expert_kernels"](devices.Device(Results(tmp_path), "new"))
+    *rows, error = devices.expert_kernels(devices.Device(Results(tmp_path), "new"))
     assert {row.value for row in rows} == {"0.50, 2.00"}
     assert error.value == "0.2000, 0.1000"

@@ -1,4 +1,4 @@
-"""The tables of docs/device_numbers.md, of the results of `gpu.sh` and `tpu.sh`, with a column for each device.
+"""The table of docs/speed.md that `gpu.sh` and `tpu.sh` fill: a column for each device that was measured.
 
 python -m benchmarks.tables.devices DIR SHAPE SMALL_SHAPE DEVICE    # prints the results of one device
 """
@@ -17,7 +17,6 @@ from jlade.costs.devices import DEVICES
 from jlade.lookahead.names import label
 
 SHAPE, SMALL = "7b", "1b"  # of the page
-LISTED = ("h200", "h100", "a100", "v5e", "v5p", "v6e")  # on the page without results too
 BATCHES = (1, 4, 8)
 
 
@@ -55,32 +54,20 @@ class Row(NamedTuple):
     goal: str = ""
 
 
-OF_DEVICE: dict[str, Callable[[Device], Iterator[Row]]] = {}  # by the names of the tables
-
-
-def of_devices(platforms: str) -> Callable[[Callable[[Device], Iterator[Row]]], Callable[[Results], Rows]]:
-    """Makes the table of all devices of these platforms of a function that yields the rows of one.
-
-    The rows of all devices have the same questions.
-    """
-
-    def decorate(of_device: Callable[[Device], Iterator[Row]]) -> Callable[[Results], Rows]:
-        def table(results: Results) -> Rows:
-            names = {name: kind for name, kind in columns(results).items() if platform(kind) in platforms}
-            yield "", "goal", *names
-            devices = (Device(results, file_name(kind)) for kind in names.values())
-            for rows in zip(*map(of_device, devices), strict=True):
+def measured(results: Results) -> Rows:
+    """Yields the questions that a device has answered."""
+    kinds = columns(results)
+    yield "", "goal", *kinds
+    devices = [Device(results, file_name(kind)) for kind in kinds.values()]
+    for part in PARTS:
+        for rows in zip(*map(part, devices), strict=True):
+            if any(row.value for row in rows):
                 yield rows[0].question, rows[0].goal, *(row.value or "" for row in rows)
-
-        OF_DEVICE[of_device.__name__] = of_device
-        return table
-
-    return decorate
 
 
 def columns(results: Results) -> dict[str, str]:
-    """Returns JAX's `device_kind` of the devices that are listed or measured, by their names on the page."""
-    kinds = [DEVICES[name].kind for name in LISTED]
+    """Returns JAX's `device_kind` of the devices that were measured, by their names on the page."""
+    kinds = []
     for path in sorted(results.directory.glob("*.json")):
         result = results[path.stem]
         kind = result.get("device", "cpu") if isinstance(result, dict) else "cpu"
@@ -93,40 +80,26 @@ def columns(results: Results) -> dict[str, str]:
     return {names.get(kind, kind.removeprefix("NVIDIA ")): kind for kind in kinds}
 
 
-def platform(kind: str) -> str:
-    return "tpu" if kind.startswith("TPU") else "gpu"
-
-
-def files(results: Results) -> Rows:
-    yield "device", "file in `benchmarks/results`", "date", "JAX"
-    for name, kind in columns(results).items():
-        device = Device(results, file_name(kind))
-        for part, file in device.files.items():
-            if result := device.read(part):
-                yield name, f"`{file}.json`", result["date"], result["jax"]
-
-
 def shown(form: str, *values: Any) -> str | None:
     """Returns the values in a form, None if one is None."""
     return None if any(value is None for value in values) else form.format(*values)
 
 
-@of_devices("gpu tpu")
 def texts(device: Device) -> Iterator[Row]:
     part = device.parts("exactness")
     for precision in exactness.PRECISIONS:
         is_exact = precision == exactness.EXACT
         goal = "all" if is_exact else ""
-        yield Row(f"{precision}: plain, as transformers on a CPU", shown("{}", part(precision, "equal texts")), goal)
+        texts_of_cpu = shown("{}", part(precision, "equal texts"))
+        yield Row(f"equal texts, {precision}: plain, as transformers on a CPU", texts_of_cpu, goal)
         for lookahead in exactness.SETTINGS if is_exact else exactness.SETTINGS[:1]:
             name = exactness.greedy_part(precision, lookahead)
-            yield Row(name, shown("{}", part(name, "equal texts")), goal)
+            yield Row(f"equal texts, {name}", shown("{}", part(name, "equal texts")), goal)
     for lookahead in exactness.SAMPLED:
         name = exactness.sampled_part(lookahead)
-        yield Row(name, shown("{}", part(name, "equal texts")), "all")
+        yield Row(f"equal texts, {name}", shown("{}", part(name, "equal texts")), "all")
 
 
-@of_devices("gpu tpu")
 def rates(device: Device) -> Iterator[Row]:
     part = device.parts("accelerator")
     yield Row("copy, GB/s", shown("{:.0f}", part("device", "copy, GB/s")))
@@ -134,24 +107,22 @@ def rates(device: Device) -> Iterator[Row]:
     yield Row("bfloat16 product, TFLOP/s", shown("{:.0f}", part("device", "bfloat16 product, TFLOP/s")))
     share = part("steps", "weights read, x rate of the copy")
     yield Row("weights read in a plain step, x rate of the copy", shown("{:.2f}", share), "0.85")
-    for name, goal in (("weights", ""), ("cache", ""), ("peak above weights and cache", "at most 1")):
-        yield Row(f"{name}, GB", shown("{:.2f}", part("memory", f"{name}, GB")), goal)
+    name = "peak above weights and cache, GB"
+    yield Row(name, shown("{:.2f}", part("memory", name)), "at most 1")
 
 
-@of_devices("gpu tpu")
 def steps(device: Device) -> Iterator[Row]:
     part = functools.partial(device.parts("accelerator"), "steps")
-    yield Row("plain, ms", shown("{:.2f}", part("step of 1, ms")))
+    yield Row("step: plain, ms", shown("{:.2f}", part("step of 1, ms")))
     of_blocks = {str(size): f"block of {size}" for size in accelerator.BLOCKS}
     others = {
         name: name for name, setting in accelerator.LOOKAHEAD.items() if setting not in accelerator.BLOCKS.values()
     }
     for name, question in (of_blocks | others).items():
         goal = "at most 1.2" if name == "120" else ""
-        yield Row(f"{question}, in plain steps", shown("{:.2f}", part(f"step of {name}, x step of 1")), goal)
+        yield Row(f"step: {question}, in plain steps", shown("{:.2f}", part(f"step of {name}, x step of 1")), goal)
 
 
-@of_devices("gpu tpu")
 def speed(device: Device) -> Iterator[Row]:
     part = device.parts("accelerator")
     for batch, kind in itertools.product(BATCHES, ("code", "prose")):
@@ -164,15 +135,14 @@ def speed(device: Device) -> Iterator[Row]:
         yield Row(f"batch {batch}, {kind}: window and tree, speedup / tokens per step", shown("{:.2f}", share), "0.83")
 
 
-@of_devices("gpu tpu")
 def estimated(device: Device) -> Iterator[Row]:
     found = {each["block"]: each for each in device.read("estimate").get("rows", [])}
     for block in estimate.BLOCKS:
         each = found.get(block, {})
-        yield Row(f"block of {block}, ms", shown("{:.2f}, {:.2f}", each.get("measured_ms"), each.get("ms")))
+        times = shown("{:.2f}, {:.2f}", each.get("measured_ms"), each.get("ms"))
+        yield Row(f"step: block of {block}, measured and estimated, ms", times)
 
 
-@of_devices("gpu")
 def versus(device: Device) -> Iterator[Row]:
     part = device.parts("versus_transformers")
     for batch, (name, goal) in itertools.product(BATCHES, (("eager", "3"), ("static", "1"))):
@@ -182,14 +152,12 @@ def versus(device: Device) -> Iterator[Row]:
             yield Row(f"batch {batch}: {way}, x transformers {name}", shown("{:.2f}", times), goal)
 
 
-@of_devices("gpu tpu")
 def few_bits(device: Device) -> Iterator[Row]:
     found = device.read("quantization").get("speed", {})
     for kind, goal in (("int8", "1.7"), ("4 bits", "2.4")):
         yield Row(f"plain decoding in {kind}, x bfloat16", shown("{:.2f}", found.get(kind, {}).get("speed")), goal)
 
 
-@of_devices("gpu tpu")
 def attention_kernel(device: Device) -> Iterator[Row]:
     found = device.read("attention")
     layers, cases = found.get("layers", 1), by_way(found, "kv_heads", "tokens", "cached")
@@ -197,7 +165,7 @@ def attention_kernel(device: Device) -> Iterator[Row]:
     for (heads, kv_heads), tokens, cached in itertools.product(*sizes):
         plain, kernel = cases(kv_heads, tokens, cached)
         times = (1e6 * each["seconds"] / layers if each else None for each in (kernel, plain))
-        question = f"{heads}, {kv_heads} heads, block of {tokens}, {cached} cached: µs a layer"
+        question = f"attention, {heads}, {kv_heads} heads, block of {tokens}, {cached} cached: µs a layer"
         yield Row(question, shown("{:.1f}, {:.1f}", *times))
     # With 32 KV heads the floor alone, the time to read keys and values, is above 5% of a step.
     rest = device.parts("accelerator")("steps", "step of 1, ms")
@@ -206,12 +174,11 @@ def attention_kernel(device: Device) -> Iterator[Row]:
         above = None
         if kernel and rest is not None:
             above = 100 * (kernel["seconds"] - kernel["floor_seconds"]) / (rest / 1e3 + kernel["seconds"])
-        question = f"{heads}, {kv_heads} heads: kernel above its floor at 8192 cached, % of a plain step"
+        question = f"attention, {heads}, {kv_heads} heads: kernel above its floor at 8192 cached, % of a plain step"
         yield Row(question, shown("{:.1f}", above), "at most 5")
-    yield Row("largest relative error", errors(found), "at most 0.004")
+    yield Row("attention: largest relative error", errors(found), "at most 0.004")
 
 
-@of_devices("gpu")
 def expert_kernels(device: Device) -> Iterator[Row]:
     found = device.read("experts")
     cases = by_way(found, "shape", "tokens")
@@ -221,8 +188,8 @@ def expert_kernels(device: Device) -> Iterator[Row]:
         if plain and kernel:
             ratios = [kernel["seconds"] / each for each in (plain["seconds"], kernel["floor_seconds"])]
         goal = "at most 1, 1.3" if tokens <= 120 else "at most 1"
-        yield Row(f"{shape}, {tokens} token{'s' * (tokens > 1)}", shown("{:.2f}, {:.2f}", *ratios), goal)
-    yield Row("largest relative error", errors(found), "that of plain JAX")
+        yield Row(f"experts, {shape}, {tokens} token{'s' * (tokens > 1)}", shown("{:.2f}, {:.2f}", *ratios), goal)
+    yield Row("experts: largest relative error", errors(found), "that of plain JAX")
 
 
 def by_way(found: dict[str, Any], *names: str) -> Callable[..., tuple[Any, Any]]:
@@ -243,16 +210,14 @@ def errors(found: dict[str, Any]) -> str | None:
     return shown("{:.4f}, {:.4f}", kernel, plain)
 
 
-@of_devices("gpu tpu")
 def outside(device: Device) -> Iterator[Row]:
     part = device.parts("overhead")
     for name, setting in overhead.SETTINGS.items():
         share = part(name, "outside the model, %")
         goal = "under 3" if name in ("plain", "15,5,15") else ""
-        yield Row(f"{label(setting)}, %", shown("{:.1f}", share), goal)
+        yield Row(f"outside the model, {label(setting)}, %", shown("{:.1f}", share), goal)
 
 
-@of_devices("gpu tpu")
 def on_meshes(device: Device) -> Iterator[Row]:
     found = device.read("meshes")
     for name in ("greedy", "sampled"):
@@ -260,17 +225,19 @@ def on_meshes(device: Device) -> Iterator[Row]:
         number = len(rows) * found.get("prompts", 0)
         for kind in ("texts", "steps"):
             equal = f"{sum(each[f'equal_{kind}'] for each in rows)}/{number}" if rows else None
-            yield Row(f"{name}: equal {kind}", equal, "all")
+            yield Row(f"meshes, {name}: equal {kind}", equal, "all")
+
+
+PARTS = (texts, rates, steps, speed, estimated, versus, few_bits, attention_kernel, expert_kernels, outside, on_meshes)
 
 
 def print_device(device: Device) -> None:
-    """Prints the tables of which anything was measured."""
-    for name, of_device in OF_DEVICE.items():
-        rows = list(of_device(device))
-        if any(row.value for row in rows):
-            print(f"\n{name.replace('_', ' ')}: measured, and the goal")
-            for row in rows:
-                print(f"{row.question:<72}{row.value or '-':>16}  {row.goal}")
+    """Prints what was measured."""
+    print("\nmeasured, and the goal")
+    for part in PARTS:
+        for row in part(device):
+            if row.value:
+                print(f"{row.question:<80}{row.value:>16}  {row.goal}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""The tables of docs/engine.md, docs/server.md, docs/grammar.md and docs/usage.md."""
-
-import statistics
+"""The tables of docs/serving.md, and one of docs/usage.md."""
 
 from benchmarks.tables import Results, Rows, two
 
@@ -10,24 +8,6 @@ def throughput(results: Results) -> Rows:
     for title, name in (("evenly spaced", "engine"), ("geometrically spaced", "engine_geometric")):
         rates = results[name]["tokens_per_second"]
         yield title, f"{rates['static']:.0f}", f"{rates['engine']:.0f}", f"{results[name]['ratio']:.2f}"
-
-
-def load(results: Results) -> Rows:
-    yield "throughput, relative to `lookahead=None`", "1 request", "2", "4", "8"
-    for title, name in (
-        ("demo model, greedy", "engine_load"),
-        ("demo model, temperature 2", "engine_load_hot"),
-        ("SmolLM2, temperature 2", "engine_load_smollm2"),
-    ):
-        rates = results[name]["tokens_per_second"].values()
-        yield title, *two(statistics.median(rate["engine"]) / statistics.median(rate["plain"]) for rate in rates)
-
-
-def pieces(results: Results) -> Rows:
-    yield "between pieces", "median", "99%"
-    for title, name in (("alone", "alone"), ("while long prompts arrive", "with long prompts")):
-        times = results["engine_long_smollm2"]["between_pieces"][name]
-        yield title, *(f"{1000 * times[key]:.0f} ms" for key in ("median", "p99"))
 
 
 def remembered(results: Results) -> Rows:
@@ -51,39 +31,17 @@ def prefixes(results: Results) -> Rows:
         yield title, f"{results['prefixes'][name]['ratio']:.2f}x"
 
 
-def large(results: Results) -> Rows:
-    yield "body of 4 MB", "refused after", "longest pause of the stream"
-    found = results["large_prompts"]
-    yield "none", "", f"{found['alone']:.2f} s"
-    for title, name in (
-        ("a prompt", "prompt"),
-        ("a prompt of one letter", "prompt of one letter"),
-        ("a prompt of spaces", "prompt of spaces"),
-        ("a prediction", "prediction"),
-        ("a conversation", "conversation"),
-        ("a conversation of 80,000 messages", "conversation of many turns"),
-        ("numbers", "numbers"),
-        ("empty lists", "empty lists"),
-        ("empty objects", "empty objects"),
-    ):
-        assert found[name]["status"] == 400
-        yield title, *(f"{found[name][key]:.2f} s" for key in ("seconds", "pause"))
-
-
 def under_load(results: Results) -> Rows:
     yield "requests", "tokens/s", "first token, median", "between pieces, median"
     found = results["serving"]
-    parts = [("200 at once", "at_once"), *((f"500 by 16 clients, {n}", f"in_sequence_{n}") for n in range(1, 5))]
-    for title, name in parts:
+    for title, name in (
+        ("200 at once", "at_once"),
+        ("the first 500 by 16 clients", "in_sequence_1"),
+        ("the last 500", "in_sequence_4"),
+    ):
         part = found[name]
         first, between = (part[f"{key}_seconds"]["p50"] for key in ("first_token", "between_pieces"))
         yield title, f"{part['tokens_per_second']:.0f}", f"{first:.1f} s", f"{1000 * between:.0f} ms"
-
-
-def memory(results: Results) -> Rows:
-    yield "MB of the server after", "200 requests", "700", "1,200", "1,700", "2,200"
-    for title, name in (("this run", "serving"), ("a later run", "serving_memory")):
-        yield title, *(f"{size:,}" for size in results[name]["megabytes"])
 
 
 def json_schemas(results: Results) -> Rows:
@@ -100,20 +58,6 @@ def json_schemas(results: Results) -> Rows:
         (f"take over {found[0]['limit']} s", "too slow"),
     ):
         yield title, *(str(part["outcomes"].get(outcome, 0)) for part in found)
-
-
-def grammar_tables(results: Results) -> Rows:
-    titles = "schema to table: median, 99th percentile", "classes: median, 99th percentile, most", "table: the same"
-    yield "tokens", "trie", *titles
-    for tokens, found in results["json_schema_maskbench"]["tables"].items():
-        seconds, classes, size = (found[name] for name in ("seconds", "classes", "megabytes"))
-        yield (
-            f"{int(tokens):,}",
-            f"{found['trie_seconds']:.1f} s",
-            f"{1000 * seconds['p50']:.0f} ms, {seconds['p99']:.1f} s",
-            ", ".join(f"{classes[name]:,.0f}" for name in ("p50", "p99", "max")),
-            f"{size['p50']:.2f}, {size['p99']:.0f}, {size['max']:.0f} MB",
-        )
 
 
 def grammar_drafts(results: Results) -> Rows:

@@ -1,6 +1,5 @@
-"""The tables of README.md, docs/speed.md, docs/when_to_use.md and docs/choosing.md."""
+"""The tables of README.md, docs/speed.md and docs/choosing.md."""
 
-import itertools
 import json
 import re
 from typing import Any
@@ -16,7 +15,6 @@ TASKS = {
     "all": "all",
 }
 DEFAULT = "tree of 119"  # `LookaheadConfig()` in the files
-WINDOW_AND_TREE = "10, 5, 10, tree of 80"
 LABELS = {  # of names in the files
     DEFAULT: f"{DEFAULT}: `LookaheadConfig()`",
     "jlade's choice": '`"auto"`',
@@ -59,7 +57,7 @@ def settings(results: Results) -> Rows:
     found = all_settings(results)
     for setting, size, name in (
         ("`LookaheadConfig()`: a tree of 119 drafts", "120", DEFAULT),
-        ("`10,5,10:tree=80`: a window and a tree", "120", WINDOW_AND_TREE),
+        ("`10,5,10:tree=80`: a window and a tree", "120", "10, 5, 10, tree of 80"),
         ("`LookaheadConfig.tree(63)`", "64", "tree of 63"),
         ("`LookaheadConfig.paper(15, 5, 15)`", "120", "15, 5, 15"),
         ("the same without n-grams of the prompt", "120", "15, 5, 15, without the prompt"),
@@ -71,41 +69,17 @@ def settings(results: Results) -> Rows:
 
 def readme_h200(results: Results) -> Rows:
     yield "method", "step, ms", "in plain steps", "tokens/step", "tokens/s", "speedup"
-    labels = {"`LookaheadConfig.paper(15, 5, 15)`": "15, 5, 15", "`10,5,10:tree=80`": "window and tree"}
-    yield from on_h200(results, ["code"], labels | {"`LookaheadConfig.tree(63)`": "tree of 63"})
-
-
-def h200(results: Results) -> Rows:
-    titles = "tokens/step", "tokens/s", "speedup"
-    yield "method", "step, ms", "in plain steps", "code: tokens/step", *titles[1:], "prose: tokens/step", *titles[1:]
-    labels = {"15, 5, 15": "15, 5, 15", WINDOW_AND_TREE: "window and tree"}
-    yield from on_h200(results, ["code", "prose"], labels | {"tree of 63": "tree of 63"})
-
-
-def on_h200(results: Results, kinds: list[str], labels: dict[str, str]) -> Rows:
-    """Yields the times of a step, and for each kind of text tokens per step, tokens per second and speedup."""
     parts = results["accelerator_7b_nvidia_h200"]["parts"]
     steps, texts = parts["steps"], parts["batch 1"]
-    plain = (("1.00", f"{texts[f'{kind}: plain, tokens/s']:.0f}", "1.00x") for kind in kinds)
-    yield "plain", f"{steps['step of 1, ms']:.2f}", "1.00", *itertools.chain(*plain)
-    for title, name in labels.items():
-        step = "120" if name == "15, 5, 15" else name
-        cells = two([steps[f"step of {step}, ms"], steps[f"step of {step}, x step of 1"]])
-        for kind in kinds:
-            compression, rate, gain = (texts[f"{kind}: {name}, {x}"] for x in ("compression", "tokens/s", "speedup"))
-            cells += [f"{compression:.2f}", f"{rate:.0f}", f"{gain:.2f}x"]
-        yield [title, *cells]
-
-
-def h200_transformers(results: Results) -> Rows:
-    yield "program", "tokens/s"
-    found = results["versus_transformers_7b_nvidia_h200"]["parts"]["batch 1"]
-    for title, name in (
-        ("transformers", "transformers eager"),
-        ("jlade, plain", "jlade plain"),
-        (f"jlade, {WINDOW_AND_TREE}", "jlade lookahead"),
+    yield "plain", f"{steps['step of 1, ms']:.2f}", "1.00", "1.00", f"{texts['code: plain, tokens/s']:.0f}", "1.00x"
+    for title, step, name in (
+        ("`LookaheadConfig.paper(15, 5, 15)`", "120", "15, 5, 15"),
+        ("`10,5,10:tree=80`", "window and tree", "window and tree"),
+        ("`LookaheadConfig.tree(63)`", "tree of 63", "tree of 63"),
     ):
-        yield title, f"{found[f'{name}, tokens/s']:.0f}"
+        times = two([steps[f"step of {step}, ms"], steps[f"step of {step}, x step of 1"]])
+        compression, rate, gain = (texts[f"code: {name}, {key}"] for key in ("compression", "tokens/s", "speedup"))
+        yield title, *times, f"{compression:.2f}", f"{rate:.0f}", f"{gain:.2f}x"
 
 
 def smollm2(results: Results) -> Rows:
@@ -143,13 +117,6 @@ def methods(found: dict[str, dict[str, Any]]) -> Rows:
         yield label(name), f"{row['tokens/step']:.2f}", f"{row['tokens/s']:.0f}", speedup, f"{row['identical']:.0%}"
 
 
-def busy(results: Results) -> Rows:
-    yield "speedup", *TASKS.values()
-    rounds = results["busy_core"]["speedup"]
-    for title in ("alone", "beside a busy process"):
-        yield title, *(f"{rounds[f'{title}, round 1'][task]:.2f}x" for task in TASKS)
-
-
 def auto(results: Results) -> Rows:
     yield "12 prompts of", "tokens per step", "speedup, 95% interval"
     for title, name in (
@@ -158,20 +125,6 @@ def auto(results: Results) -> Rows:
     ):
         found = results.bench(name, "methods")["jlade's choice"]
         yield title, f"{found['tokens/step']:.2f}", f"{found['speedup']:.2f}x, {found['95% interval']}"
-
-
-def samples(results: Results) -> Rows:
-    tasks = ("CNN/DailyMail", "XSum", "GSM8K", "HumanEval", "MBPP", "MT-Bench")
-    return by_task(results.bench("bench_smollm2"), {f"{task} sample": task for task in tasks} | {"all": "all"})
-
-
-def right(results: Results) -> Rows:
-    yield "method", "HumanEval, pass@1", "GSM8K", "MMLU", "tokens per step", "speedup, 95% interval"
-    found, speeds = (results.bench("bench_smollm2_right", table) for table in ("right", "methods"))
-    for name in ("plain", "prompt lookup 0, 4, 1", "tree of 7"):
-        shares = [f"{share:.0%}" for task, share in found[name].items() if task != "right answers"]
-        interval = "" if name == "plain" else f", {speeds[name]['95% interval']}"
-        yield name, *shares, f"{speeds[name]['tokens/step']:.2f}", f"{speeds[name]['speedup']:.2f}x{interval}"
 
 
 def figure4(results: Results) -> Rows:
@@ -188,63 +141,13 @@ def table3(results: Results) -> Rows:
 
 
 def window(results: Results) -> Rows:
-    tree = {"tree of 63": results.bench("bench_smollm2_tree_10")["tree of 63"]}  # which accepts more than before
-    return by_task(results.bench("bench_smollm2_paper") | tree)
-
-
-def hits(results: Results) -> Rows:
-    yield "15, 5, 15", "steps that accept a draft", "tokens of such a step"
-    rows = results["bench_smollm2_paper"]["hits-by-kind"]["rows"]
-    found = {row["kind of text"]: row for row in rows if row["method"] == "15, 5, 15"}
-    for title, kind in (("chat", "mtbench"), ("code", "humaneval")):
-        yield title, f"{found[kind]['hits h']:.0%}", f"{found[kind]['tokens of a hit L']:.1f}"
-
-
-def moves(results: Results) -> Rows:
-    yield "the window moves by", "with", "without"
-    found = {(row["move"], row["first"], row["ngrams_of_text"]): row for row in results["windows"]["rows"]}
-    for title, move, first in (
-        ("a row", "row", "drawn"),
-        ("a row, and a column for each further token", "columns", "drawn"),
-        ("a row for each token, drawn from the text", "token", "drawn"),
-        ("a row for each token, copies of the oldest", "copies", "drawn"),
-        ("a row; the first window grows by a row a step", "row", "levels"),
-        ("a row; the first window is from the pool", "row", "pool"),
-    ):
-        yield title, *two(found[move, first, of_text]["tokens_per_step"] for of_text in (True, False))
-
-
-def beside(results: Results) -> Rows:
-    yield "beside the tree", "greedy", "temperature 0.7"
-    found = results["beside_tree"]["tokens_per_step"]
-    for title, use in (
-        ("a tree of 119", "tree"),
-        ("a window of 40", "window"),
-        ("the window, where the forecast is below the mean", "low"),
-        ("the window, and its n-grams as drafts by their probability", "n-grams"),
-        ("5 tokens after each of the likely ends of the tree", "columns"),
-        ("a Jacobi chain after the most likely path", "jacobi"),
-        ("no tokens; what follows the best rejected sibling", "siblings"),
-        ("19 masks with the mean embedding of the prompt", "prompt probes"),
-        ("19 masks with the mean embedding of the vocabulary", "probes"),
-        ("the same, two masks behind each of 9 drafts", "two probes"),
-    ):
-        yield title, *two(found[f"{use}, temperature {temperature}"]["all"] for temperature in ("0", "0.7"))
+    found = results.bench("bench_smollm2_paper")
+    return by_task({name: row for name, row in found.items() if name.startswith(("Jacobi", "15, 5, 15"))})
 
 
 def demo(results: Results) -> Rows:
-    return methods(results.bench("bench_demo", "methods"))
-
-
-def demo_window(results: Results) -> Rows:
-    return by_task(results.bench("bench_demo_paper"), {task: task for task in ("code", "prose", "all")})
-
-
-def demo_pool(results: Results) -> Rows:
-    yield "tokens of the text", "n-grams", "first tokens", "steps with a draft"
-    for row in results["bench_demo_paper"]["growth"]["rows"][1:]:
-        tokens = row["tokens of the text"].replace("1 to 16", "up to 16")
-        yield tokens, f"{row['n-grams']:.0f}", f"{row['keys']:.0f}", f"{row['steps with a draft']:.0%}"
+    found = results.bench("bench_demo", "methods")
+    return methods({name: row for name, row in found.items() if "without the prompt" not in name})
 
 
 def demo_official(results: Results) -> Rows:
@@ -253,14 +156,6 @@ def demo_official(results: Results) -> Rows:
     for title, theirs in json.loads(path.read_text(encoding="utf-8")).items():
         ours, size = results.bench("bench_demo")[title]["all"], title.removesuffix(", without the prompt")
         yield size, "yes" if size == title else "no", f"{theirs:.3f}", f"{ours:.3f}", f"{ours / theirs:.2f}x"
-
-
-def demo_sampled(results: Results) -> Rows:
-    yield "tokens per step on code, prose", "temperature 0.3", "0.7", "1.0"
-    found: dict[str, list[str]] = {}
-    for name, row in results.bench("bench_demo_sampled").items():
-        found.setdefault(label(name), []).append(f"{row['code']:.2f}, {row['prose']:.2f}")
-    yield from ([name, *cells] for name, cells in found.items() if name != "plain")
 
 
 def edits(results: Results) -> Rows:
@@ -303,17 +198,6 @@ def overhead(results: Results) -> Rows:
         if "block" in part:
             title = name.replace("=", " of ") if "tree" in name else name.replace(",", ", ")
             yield title, str(part["block"]), f"{part['step, ms']:.1f}", f"{part['outside the model, %']:.1f}%"
-
-
-def loops(results: Results) -> Rows:
-    yield "loop", "plain, 64 steps", "tree of 7, 10 steps"
-    parts = results["overhead"]["parts"]
-    for title, key in (
-        ("`jlade.run_steps`, 8 steps a call", "run_steps, 8, x decode"),
-        ("`jlade.run_steps`, 1 step a call", "run_steps, 1, x decode"),
-        ("`jlade.step` under `jax.jit`, which copies the cache", "step under jit, x decode"),
-    ):
-        yield title, *(f"{parts[name][key]:.2f}x" for name in ("loops, plain", "loops, tree=7"))
 
 
 def loading(results: Results) -> Rows:
@@ -359,12 +243,3 @@ def presets(results: Results) -> Rows:
         ("`tree=63`, on the same prompts", "", "any", "64", "tree of 63"),
     ):
         yield title, size, purpose, tokens, ", ".join(two(found[name][task] for task in ("humaneval", "mtbench")))
-
-
-def agreement(results: Results) -> Rows:
-    yield "model", "copy", "same token", "gain", "share for 1.2x"
-    for name, found in results["agreement"]["models"].items():
-        for bits in ("8 bits", "4 bits"):
-            copy, least = found["copies"][bits], found["agreement_for_least_gain"][bits]
-            model = {"demo": "demo", "smollm2": "SmolLM2"}[name]
-            yield model, bits, f"{copy['agreement']:.1%}", f"{copy['gain']:.2f}x", f"{least:.1%}"
