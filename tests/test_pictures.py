@@ -81,12 +81,12 @@ def png(*items):
 
 
 PICTURES = {  # the number of names in the legends of each picture, and a function that draws them
-    "figure4": ([3, 3], lambda _: png(*scaling.windows_figures(windows()))),
+    "figure4": ([3, 3], lambda _: png(*scaling.windows(run(), windows()))),
     "figure4, as wide as the paper": (
         [9, 9],
-        lambda _: png(*scaling.windows_figures(windows((1, 2, 3, 5, 10, 15, 20, 30, 60, 64), range(3, 12)))),
+        lambda _: png(*scaling.windows(run(), windows((1, 2, 3, 5, 10, 15, 20, 30, 60, 64), range(3, 12)))),
     ),
-    "figure4c": ([4], lambda _: png(scaling.blocks_figure(windows()))),
+    "figure4c": ([4], lambda _: png(scaling.blocks_figure(run(), windows()))),
     "figures 6 and 7": (
         [2, 2],
         lambda _: png(*scaling.parallelism(ON_GPU, {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)})),
@@ -97,7 +97,7 @@ PICTURES = {  # the number of names in the legends of each picture, and a functi
         [11],
         lambda _: png(comparison.throughput_figure(ON_GPU, throughput(USUAL_METHODS + MORE_METHODS, DATASETS[:2]))),
     ),
-    "hits": ([2], lambda _: png(drafting.hits_figure(hits()))),
+    "hits": ([2], lambda _: png(drafting.hits_figure(run(), hits()))),
     "tuning": ([0], tuning),
     "scaling": ([4], estimates),
 }

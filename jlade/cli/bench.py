@@ -260,8 +260,8 @@ def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
 
 def _table(table: Table) -> RichTable:
     shown = RichTable(title=Text(table.title), caption=Text(table.note), title_justify="left", caption_justify="left")
-    for column in table.columns:
-        shown.add_column(Text(column.name), justify="right" if column.form else "left", overflow="fold")
+    for name, form in table.columns.items():
+        shown.add_column(Text(name), justify="right" if form else "left", overflow="fold")
     for row in table.texts():
         shown.add_row(*map(Text, row))
     return shown

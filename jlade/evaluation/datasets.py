@@ -27,9 +27,7 @@ class SummaryPrompt(NamedTuple):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "SummaryPrompt":
-        """Returns the prompt in a file: the user's message, or the parts of the class in their order, up to three.
-
-        Lines --- separate parts.
+        """Returns the prompt in a file: the user's message, or up to three parts in this order, between lines ---.
 
         Raises:
           ValueError: the file cannot be read, does not have {text} once, or has more parts.
@@ -96,8 +94,7 @@ class Question:
         return messages
 
 
-@dataclasses.dataclass(frozen=True)
-class Dataset:
+class Dataset(NamedTuple):
     """The questions of a file."""
 
     name: str  # the published name, or that of the file
@@ -116,41 +113,38 @@ def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Data
       ValueError: names the file and the line, item or row, the value and what is accepted.
     """
     file = pathlib.Path(path)
-    all_records = records.read(file)
-    first = all_records[0]
+    first, *others = records.read(file)
     name = _format_of(first)
     if name is None:
         accepted = "; ".join(f"{key} ({', '.join(value.fields)})" for key, value in FORMATS.items())
         raise ValueError(f"{first.place}: no known format has the fields {_fields(first)}. Accepted: {accepted}")
     file_format = FORMATS[name]
     title = file_format.title or file.name.split(".")[0]
-    if name == "mt_bench" and not all(record.values.get("category") in MT_BENCH for record in all_records):
+    if name == "mt_bench" and not all(each.values.get("category") in MT_BENCH for each in (first, *others)):
         title = "Spec-Bench"
     questions: dict[str, Question] = {}
-    for i, record in enumerate(all_records):
+    for i, record in enumerate((first, *others)):
         if _format_of(record) != name:
             raise ValueError(
                 f"{record.place}: the first question is in the format {name}, so this one must have the fields "
                 f"{', '.join(file_format.fields)} and be in the same format, got the fields {_fields(record)}"
             )
         question = _with_summary(file_format.question(record, title, f"{title}/{i}"), summary)
-        question = dataclasses.replace(question, max_length=file_format.max_length)
         if question.id in questions:
             raise ValueError(f"{record.place}: the id must be unique, got {question.id!r} again")
-        questions[question.id] = question
+        questions[question.id] = dataclasses.replace(question, max_length=file_format.max_length)
     return Dataset(title, name, tuple(questions.values()))
 
 
 @functools.cache
 def samples(summary: SummaryPrompt = SUMMARY) -> tuple[Dataset, ...]:
     """Returns small data sets written for jlade, 90 questions of nine tasks, whose names end in "sample"."""
-    return tuple(_sample(read(file, summary)) for file in sorted(SAMPLES.glob("*.jsonl")))
-
-
-def _sample(dataset: Dataset) -> Dataset:
-    """Returns the data set under another name: its figures are not those of the published one."""
-    questions = [dataclasses.replace(question, task=f"{question.task} sample") for question in dataset.questions]
-    return Dataset(f"{dataset.name} sample", dataset.format, tuple(questions))
+    found = (read(file, summary) for file in sorted(SAMPLES.glob("*.jsonl")))
+    # Their names differ from those of the published data sets, with which their figures do not compare.
+    return tuple(
+        Dataset(f"{name} sample", kind, tuple(dataclasses.replace(x, task=f"{x.task} sample") for x in questions))
+        for name, kind, questions in found
+    )
 
 
 def select(questions: Sequence[Question], limit: int, seed: int | None = None) -> tuple[Question, ...]:

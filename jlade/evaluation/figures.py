@@ -46,13 +46,9 @@ def lines(
     is_log: bool = False,
     dashed: Collection[str] = (),
 ) -> Callable[[Any], None]:
-    """Returns a function that draws a line with markers for each series of points.
+    """Returns a function that draws a line with markers for each series of points, dashed for the names in `dashed`.
 
-    Args:
-      series: points by name.
-      x_label, y_label: of the axes.
-      is_log: whether the x axis is logarithmic, to base 2.
-      dashed: names of the series whose lines are dashed.
+    The x axis is logarithmic, to base 2, if `is_log`.
     """
 
     def draw(canvas: Any) -> None:
@@ -68,12 +64,9 @@ def lines(
 
 
 def bars(groups: list[str], series: dict[str, list[float]], label: str) -> Callable[[Any], None]:
-    """Returns a function that draws groups of horizontal bars, from top to bottom, each with its number.
+    """Returns a function that draws horizontal bars with their numbers: each group has one of each series, by name.
 
-    Args:
-      groups: names of the groups; long lines are wrapped.
-      series: the lengths of a series in each group, by name.
-      label: of the axis.
+    The groups stand from top to bottom, and `label` is that of the axis.
     """
 
     def draw(canvas: Any) -> None:

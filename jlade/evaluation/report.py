@@ -37,30 +37,17 @@ def write(
       ValueError: when matplotlib is missing and there are figures.
     """
     about = [run.about for run in runs]
-    all_sections: dict[str, tuple[str, str, Sequence[Item]]] = {}
-    if beside_paper:
-        all_sections["paper"] = PAPER_TITLE, PAPER_EXPLANATION, beside_paper
-    all_sections |= {
-        name: (EXPERIMENTS[name].title, EXPERIMENTS[name].explanation, items) for name, items in sections.items()
-    }
+    all_sections = {"paper": (PAPER_TITLE, PAPER_EXPLANATION, beside_paper)} if beside_paper else {}
+    for name, items in sections.items():
+        all_sections[name] = EXPERIMENTS[name].title, EXPERIMENTS[name].explanation, items
     parts = []
     for name, (title, explanation, items) in all_sections.items():
-        shown = []
-        for item in items:
-            if isinstance(item, Figure):
-                picture = item.png()
-                _write(directory / f"{item.name}.png", picture)
-                shown.append(_figure(item, picture))
-            else:
-                _write(directory / f"{item.name}.md", item.markdown().encode())
-                _write(directory / f"{item.name}.json", _json(item.facts() | {"runs": about}))
-                shown.append(f"<h3>{html.escape(item.title)}</h3>{item.html()}")
+        shown = "".join(_written(directory, item, about) for item in items)
         head = f"<h2>{html.escape(title)}</h2><p>{tables.prose(explanation)}</p>"
-        parts.append(f'<section id="{name}">{head}{"".join(shown)}</section>')
-    links = "".join(f'<a href="#{name}">{html.escape(title)}</a>' for name, (title, *_) in all_sections.items())
+        parts.append(f'<section id="{name}">{head}{shown}</section>')
     page = string.Template(PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape(", ".join(dict.fromkeys(str(each["model"]) for each in about))),
-        links=links,
+        links="".join(f'<a href="#{name}">{html.escape(title)}</a>' for name, (title, *_) in all_sections.items()),
         about="".join(_about(each, f"Run {i}: " * (len(about) > 1)) for i, each in enumerate(about, start=1)),
         sections="\n".join(parts),
     )
@@ -68,10 +55,18 @@ def write(
     return directory / "report.html"
 
 
-def _figure(figure: Figure, picture: bytes) -> str:
+def _written(directory: pathlib.Path, item: Item, about: Sequence[Mapping[str, Any]]) -> str:
+    """Writes the files of a table or figure, and returns it in HTML."""
+    title = html.escape(item.title)
+    if not isinstance(item, Figure):
+        facts = json.dumps(item.facts() | {"runs": about}, indent=1, allow_nan=False)
+        _write(directory / f"{item.name}.md", item.markdown().encode())
+        _write(directory / f"{item.name}.json", f"{facts}\n".encode())
+        return f"<h3>{title}</h3>{item.html()}"
+    picture = item.png()
+    _write(directory / f"{item.name}.png", picture)
     data = base64.b64encode(picture).decode()
-    title = html.escape(figure.title)
-    caption = f"<figcaption class=note>{tables.prose(figure.note)}</figcaption>" if figure.note else ""
+    caption = f"<figcaption class=note>{tables.prose(item.note)}</figcaption>" if item.note else ""
     return f'<h3>{title}</h3><figure><img alt="{title}" src="data:image/png;base64,{data}">{caption}</figure>'
 
 
@@ -95,10 +90,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _write(file: pathlib.Path, content: bytes) -> None:

@@ -15,6 +15,11 @@ class Summary(NamedTuple):
     low: float  # the 95% interval of the mean
     high: float
 
+    @property
+    def interval(self) -> str | None:
+        """The 95% interval in words, None without numbers."""
+        return None if math.isnan(self.mean) else f"{self.low:.2f} to {self.high:.2f}"
+
 
 class ScalingFit(NamedTuple):
     """The scaling law of Section 4.2 of the paper, fitted."""
@@ -22,6 +27,11 @@ class ScalingFit(NamedTuple):
     alpha: float  # the mean rate at which speculated tokens are accepted, 0 to 1
     f: float  # one step in f has a good speculation; at least 1
     r2: float  # the explained share of the variance; nan if all compressions are equal
+
+    def compression(self, window_size: int, ngram_size: int) -> float:
+        """Returns the tokens per step of Equations 5 and 7 at W = G and N."""
+        (expected,) = expected_tokens(self.alpha, np.array([window_size]), np.array([ngram_size]))
+        return (self.f - 1 + float(expected)) / self.f
 
 
 class LogFit(NamedTuple):
