@@ -40,9 +40,8 @@ def parser() -> argparse.ArgumentParser:
             "jlade bench figure4 table3 --model path/to/model --output results",
         ],
     )
-    result.add_argument(
-        "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
-    )
+    listed = "one or more of the list below (default: methods)"
+    result.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=listed)
     arguments.add_model(result)
     arguments.add(result, "--kv-dtype")
     result.add_argument(
@@ -65,12 +64,8 @@ def parser() -> argparse.ArgumentParser:
         help=f"methods that the experiment methods compares (default: {' '.join(experiments.USUAL)}; "
         "lookahead stands for --lookahead)",
     )
-    result.add_argument(
-        "--lookahead",
-        default="15,5,15",
-        metavar="SETTING",
-        help="setting of the experiments that do not vary it (default: %(default)s)",
-    )
+    setting = "setting of the experiments that do not vary it (default: %(default)s)"
+    result.add_argument("--lookahead", default="15,5,15", metavar="SETTING", help=setting)
     windows = "W = G of the experiments that vary it, up to 64 in the paper (default: 1 2 4 8 16)"
     result.add_argument("--windows", type=int, nargs="+", default=scaling.WINDOWS, metavar="W", help=windows)
     ngrams = "N of the same experiments, up to 11 in the paper (default: 3 5 7)"
@@ -86,18 +81,12 @@ def parser() -> argparse.ArgumentParser:
         "HumanEval, 2048 for ClassEval, and for others, where it names none, the model's (default: %(default)s)",
     )
     result.add_argument("--output", default="bench", metavar="DIR", help="directory of the results (default: bench)")
-    result.add_argument(
-        "--report",
-        nargs="+",
-        metavar="DIR",
-        help="decode nothing; make the report of the results in one or more directories, such as of several models",
+    several = "decode nothing; make the report of the results in one or more directories, such as of several models"
+    result.add_argument("--report", nargs="+", metavar="DIR", help=several)
+    code = (
+        "run the code that the model writes for questions with tests, in a subprocess with limits, which is no sandbox"
     )
-    result.add_argument(
-        "--run-code",
-        action="store_true",
-        help="run the code that the model writes for questions with tests, in a subprocess with limits, which is no "
-        "sandbox",
-    )
+    result.add_argument("--run-code", action="store_true", help=code)
     return result
 
 
@@ -167,17 +156,8 @@ def _run(
     """Decodes what the directory does not have, and returns the run with the selections of its experiments."""
     sets = _read(options.data, options.summary_prompt)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    selections = experiments.select(
-        names,
-        sets,
-        dtype,
-        options.methods,
-        options.limit,
-        options.seed,
-        options.lookahead,
-        options.windows,
-        options.ngrams,
-    )
+    chosen = options.methods, options.limit, options.seed, options.lookahead, options.windows, options.ngrams
+    selections = experiments.select(names, sets, dtype, *chosen)
     cells = experiments.cells(selections.values(), sets, dtype)
     with terminal.Status("loading"):
         params, tokenizer = arguments.load(options)
@@ -244,14 +224,10 @@ def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
     A last message of the assistant is the beginning of the answer.
     """
     of_transformers = chat_template.load_tokenizer(directory)
-    if of_transformers.chat_template is None:
-
-        def join(messages: Sequence[Message]) -> list[int]:
-            return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
-
-        return join
 
     def encode(messages: Sequence[Message]) -> list[int]:
+        if of_transformers.chat_template is None:
+            return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
         begins_answer = messages[-1]["role"] == "assistant"
         return chat_template.encode(of_transformers, messages, continue_final_message=begins_answer)
 
