@@ -88,7 +88,7 @@ def _speeds(results: Results) -> dict[str, list[float]]:
 def throughput_table(run: Run, results: Results) -> Table:
     """Returns tokens per second by data set, the numbers of `throughput_figure`."""
     columns = {"tokens/s": ""} | dict.fromkeys(_values(results, "dataset"), ".1f")
-    rows = [(label, *speeds) for label, speeds in _speeds(results).items()]
+    rows: list[Row] = [(label, *speeds) for label, speeds in _speeds(results).items()]
     return Table("throughput", "Throughput by data set", columns, rows, devices_note(run, results).strip())
 
 
@@ -136,7 +136,7 @@ def accepted_table(run: Run, results: Results) -> Table:
     }
     numbers = range(1, 1 + max(map(len, shares.values())))
     columns = {"share of steps that accept": ""} | {str(number): ".0%" for number in numbers}
-    rows = [(label, *own, *[None] * (len(numbers) - len(own))) for label, own in shares.items()]
+    rows: list[Row] = [(label, *own, *[None] * (len(numbers) - len(own))) for label, own in shares.items()]
     return Table("accepted", "Accepted tokens of a step", columns, rows)
 
 

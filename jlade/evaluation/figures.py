@@ -40,7 +40,7 @@ class Figure:
 
 
 def lines(
-    series: dict[str, list[tuple[float, float]]],
+    series: pictures.Series,
     x_label: str,
     y_label: str,
     is_log: bool = False,

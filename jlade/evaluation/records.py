@@ -95,8 +95,7 @@ def read(path: str | os.PathLike[str]) -> list[DataRecord]:
 
 def _read_json(file: pathlib.Path) -> list[DataRecord]:
     lines = _read_lines(file)
-    first = next((line for line in lines if line.strip()), "")
-    if first.lstrip().startswith("["):
+    if "".join(lines).lstrip().startswith("["):
         items = _parse("".join(lines), str(file))
         return [DataRecord(f"{file}, item {i}", item) for i, item in enumerate(items, start=1)]
     places = [(f"{file}, line {i}", line) for i, line in enumerate(lines, start=1) if line.strip()]

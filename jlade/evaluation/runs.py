@@ -76,6 +76,11 @@ def limit(about: Mapping[str, Any]) -> str:
     return "as many new tokens as the paper allows" if most == "paper" else f"up to {most} new tokens"
 
 
+def reference(dtype: str) -> Method:
+    """Returns plain decoding in float32, of a run in `dtype`."""
+    return parse("plain:float32", dtype)
+
+
 def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str) -> list[Cell]:
     """Returns the cells of a question and methods, in a run in `dtype`.
 
@@ -85,11 +90,6 @@ def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str
     baselines = [method.baseline for method in methods if method.setting is not None]
     order = dict.fromkeys([reference(dtype), *baselines, *methods]) if methods else {}
     return [Cell(dataset, question, method) for method in order]
-
-
-def reference(dtype: str) -> Method:
-    """Returns plain decoding in float32, of a run in `dtype`."""
-    return parse("plain:float32", dtype)
 
 
 def read(file: str | os.PathLike[str]) -> Run:

@@ -186,9 +186,9 @@ def configurations_table(runs: Sequence[tuple[Run, Results]]) -> Table:
     points = list(_measured(results))
     for device, size in itertools.product(TABLE_4_DEVICES, SIZES):
         speedups = {point[:2]: _speedup(size, device, point) for point in points}
-        best = max(speedups, key=lambda pair: speedups[pair] or 0.0)
-        setting = best if speedups[best] else (None, None)
-        found = speedups[best], speedups.get(GOOD[size])
+        fastest = max(speedups, key=lambda pair: speedups[pair] or 0.0)
+        setting = fastest if speedups[fastest] else (None, None)
+        found = speedups[fastest], speedups.get(GOOD[size])
         rows.append((f"{size}, estimated", DEVICES[device].kind, DEVICES[device].tflops, *setting, *found))
     columns = {"model": "", "device": "", "TFLOP/s": ".0f", "W = G": "d", "N": "d"}
     columns |= {"speedup": ".2f x", "at the paper's W and N": ".2f x"}

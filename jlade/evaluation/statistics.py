@@ -75,10 +75,7 @@ def sign_test(fewer: int, more: int) -> float:
 def expected_tokens(alpha: float | np.ndarray, window_size: np.ndarray, ngram_size: np.ndarray) -> np.ndarray:
     """Returns the expected number of tokens that a good speculation accepts, Equation 5, with b = W = G, gamma = N - 1.
 
-    Args:
-      alpha: the acceptance rate; broadcasts against the sizes.
-      window_size: W, at least 1.
-      ngram_size: N, at least 2.
+    The acceptance rate `alpha` broadcasts against the sizes W, at least 1, and N, at least 2.
     """
     alpha, window_size, ngram_size = np.asarray(alpha)[..., None], window_size[..., None], ngram_size[..., None]
     i = np.arange(1, ngram_size.max())
