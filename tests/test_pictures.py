@@ -15,8 +15,8 @@ import benchmarks.scaling
 from jlade import LookaheadConfig, NGramConfig, Trial, Tuning
 from jlade.config import PLAIN
 from jlade.costs.settings import USUAL
-from jlade.evaluation import comparison, drafting, figures, scaling
-from jlade.evaluation.tables import Table
+from jlade.evaluation import comparison, drafting, report, scaling
+from jlade.evaluation.report import Table
 from tests.evaluation.made import answer, of, result, run
 
 RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks" / "results"
@@ -177,7 +177,7 @@ def test_nothing_is_cut_or_covered_and_no_two_series_look_alike(name, drawn, tmp
 def test_long_names_are_wrapped(drawn):
     """A data set named by its file, and a method with all that a name can have."""
     groups = ["conversations_of_one_week_without_duplicates_2024.jsonl", "code"]
-    figures.Figure("a", "b", figures.bars(groups, {"one": [3.0, 1.0], "other " * 20: [2.0, 4.0]}, "tokens/s")).png()
+    report.Figure("a", "b", report.bars(groups, {"one": [3.0, 1.0], "other " * 20: [2.0, 4.0]}, "tokens/s")).png()
     (figure,) = drawn
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in texts(figure)]

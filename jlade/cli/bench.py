@@ -15,7 +15,7 @@ from jlade.errors import check_int
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.datasets import Dataset
-from jlade.evaluation.tables import Table
+from jlade.evaluation.report import Table
 from jlade.generation import chat_template, text
 from jlade.generation.chat_template import Message
 from jlade.generation.text import Tokenizer
@@ -114,14 +114,14 @@ def run(options: argparse.Namespace) -> None:
     sections = experiments.present(names, results)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
-    beside_paper = experiments.beside_paper(*results[0]) if len(results) == 1 else []
+    beside_paper = experiments.beside_paper(*results[0]) if len(results) == 1 else {}
     console = Console(highlight=False)
-    for items in [*sections.values(), beside_paper]:
-        for item in items:
+    for section in (sections | beside_paper).values():
+        for item in section.items:
             if isinstance(item, Table):
                 console.print(_table(item))
     with terminal.Status("drawing"):
-        page = report.write(output, sections, [run for run, _ in results], beside_paper)
+        page = report.write(output, beside_paper | sections, [run for run, _ in results])
     print(f"{page}: tables and figures")
 
 

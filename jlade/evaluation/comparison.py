@@ -3,11 +3,10 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from jlade.evaluation import figures, measures, runs
-from jlade.evaluation.figures import Figure
+from jlade.evaluation import measures, report, runs
 from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.report import Figure, Row, Table
 from jlade.evaluation.runs import Result, Run
-from jlade.evaluation.tables import Row, Table
 
 Results = dict[str, list[Result]]  # by method, to the same questions
 ID_BYTES = 8  # of a token id of torch
@@ -96,7 +95,7 @@ def throughput_figure(run: Run, results: Results) -> Figure:
     """Returns Figure 5 of arXiv 2402.02057 for this model and its devices: tokens per second by data set."""
     title = f"Throughput by data set: {run.about['model']} on {run.about['mesh'] or run.about['device']}"
     note = "As Figure 5 of the paper, for the devices of this run. Prefill is excluded." + devices_note(run, results)
-    draw = figures.bars(_values(results, "dataset"), _speeds(results), "tokens/s")
+    draw = report.bars(_values(results, "dataset"), _speeds(results), "tokens/s")
     return Figure("throughput", title, draw, note)
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from jlade.config import LookaheadConfig
-from jlade.evaluation import figures, measures
+from jlade.evaluation import measures, report
 from jlade.evaluation.answers import Answer
 from jlade.evaluation.comparison import Results, by_method
-from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.report import Figure, Row, Table
 from jlade.evaluation.runs import Result, Run
-from jlade.evaluation.tables import Row, Table
 
 HIT_STEPS = 8  # steps of a point in the figure of hit rates
 CHAINS = (4, 8, 16)  # guesses of Jacobi decoding
@@ -54,7 +53,7 @@ def hits_figure(run: Run, results: Results) -> Figure:
         if not method.shows_growth and isinstance(method.setting, LookaheadConfig) and "pool" in method.setting.reach
     }
     series = {name: points for name, points in series.items() if points}
-    draw = figures.lines(series, "step of the text", "steps with a draft, %")
+    draw = report.lines(series, "step of the text", "steps with a draft, %")
     note = (
         f"Means over {HIT_STEPS} steps. A cold pool starts empty for each prompt, a warm one with the n-grams of the "
         "prompts before."

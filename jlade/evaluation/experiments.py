@@ -10,10 +10,9 @@ from typing import NamedTuple
 from jlade.evaluation import comparison, datasets, drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
-from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.report import Item, Section
 from jlade.evaluation.runs import Cell, Run, plan
-from jlade.evaluation.tables import Table
 from jlade.files import written_whole
 
 LOOKAHEAD = "lookahead"  # in the names of methods: the setting of the run
@@ -22,7 +21,6 @@ USUAL = ("plain", "prompt-lookup", LOOKAHEAD, "transformers", "transformers-look
 FEW = 4  # questions of the experiments that need many methods
 SELECTIONS = "experiments.json"
 
-Item = Table | Figure
 Make = Callable[[Run, Results], Item | list[Item] | None]
 Present = Callable[[Sequence[tuple[Run, Results]]], list[Item]]
 
@@ -249,21 +247,23 @@ def load(directory: pathlib.Path) -> dict[str, Selection]:
     return {name: Selection(tuple(x["methods"]), tuple(map(tuple, x["questions"]))) for name, x in content.items()}
 
 
-def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selection]]]) -> dict[str, list[Item]]:
+def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selection]]]) -> dict[str, Section]:
     """Returns the tables and figures of each experiment that the runs have results for."""
     presented = {}
     for name in names:
         found = [(run, results(run, selections[name])) for run, selections in runs if name in selections]
         if found := [(run, of_run) for run, of_run in found if any(of_run.values())]:
-            presented[name] = EXPERIMENTS[name].present(found)
+            title, _, explanation, *_ = experiment = EXPERIMENTS[name]
+            presented[name] = Section(title, explanation, experiment.present(found))
     return presented
 
 
-def beside_paper(run: Run, selections: Mapping[str, Selection]) -> list[Item]:
-    """Returns a table of the paper's numbers beside those of a run, [] if it has none of them."""
+def beside_paper(run: Run, selections: Mapping[str, Selection]) -> dict[str, Section]:
+    """Returns a section with the paper's numbers beside those of a run, {} if it has none of them."""
     found = {name: results(run, selection) for name, selection in selections.items()}
     table = paper.numbers_table(run, {name: of_run for name, of_run in found.items() if any(of_run.values())})
-    return [] if table is None else [table]
+    meaning = "Numbers of arXiv 2402.02057 and the same ones of this run, whose model, data and device differ."
+    return {} if table is None else {"paper": Section("Beside the paper", meaning, [table])}
 
 
 def results(run: Run, selection: Selection) -> Results:

@@ -9,8 +9,8 @@ from jlade.config import LookaheadConfig
 from jlade.evaluation import drafting, measures, quality, scaling, statistics
 from jlade.evaluation.comparison import Results, by_method
 from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.report import Row, Table
 from jlade.evaluation.runs import Result, Run
-from jlade.evaluation.tables import Row, Table
 
 # Sampling in Section 3.2: Algorithm 4, and n-grams drawn greedily. No row of the paper's tables claims the window of
 # Algorithm 2, a row for each token: the numbers come from the authors' code, which moves it by a row for each step.

@@ -9,12 +9,11 @@ from jlade.config import PLAIN, LookaheadConfig
 from jlade.costs.devices import DEVICES
 from jlade.costs.plan import Option, pipeline_time, plan
 from jlade.costs.work import MeshShape
-from jlade.evaluation import figures, measures, statistics
+from jlade.evaluation import measures, report, statistics
 from jlade.evaluation.comparison import Results, by_method, device_name
-from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.report import Figure, Row, Table
 from jlade.evaluation.runs import Result, Run
-from jlade.evaluation.tables import Row, Table
 from jlade.models.llama import LlamaConfig
 
 WINDOWS, NGRAMS = (1, 2, 4, 8, 16), (3, 5, 7)  # W = G and N of Figure 4
@@ -128,8 +127,8 @@ def windows(run: Run, results: Results) -> list[Table | Figure]:
     )
     measured = {f"N = {n}": list(line.items()) for n, line in lines.items()}
     formula = {f"N = {n}": [(w, law.compression(w, n)) for w in line] for n, line in lines.items()}
-    draw = figures.lines(measured, WINDOW, "tokens per step", is_log=True)
-    draw_formula = figures.lines(formula, WINDOW, "tokens per step", is_log=True, dashed=formula)
+    draw = report.lines(measured, WINDOW, "tokens per step", is_log=True)
+    draw_formula = report.lines(formula, WINDOW, "tokens per step", is_log=True, dashed=formula)
     title = "Tokens per step by W = G and N (Figure 4 of the paper)"
     return [
         Table("figure4", title, columns, rows, note),
@@ -169,7 +168,7 @@ def blocks_figure(run: Run, results: Results) -> Figure:
         series.setdefault(f"N = {point.ngram_size}", []).append((point.setting.block_size, point.compression))
     if trees := _trees(results):
         series["trees"] = list(trees.items())
-    draw = figures.lines(series, "tokens of a step", "tokens per step", is_log=True)
+    draw = report.lines(series, "tokens of a step", "tokens per step", is_log=True)
     return Figure("figure4c", "Tokens per step against the tokens of a step", draw)
 
 
@@ -248,7 +247,7 @@ def figure_8(run: Run, results: Results) -> list[Table | Figure]:
         name: [(point.window_size, value) for point, value in zip(points, line, strict=True)]
         for name, line in lines.items()
     }
-    draw = figures.lines(series, WINDOW, "tokens per step; speedup, x plain", is_log=True, dashed=dashed)
+    draw = report.lines(series, WINDOW, "tokens per step; speedup, x plain", is_log=True, dashed=dashed)
     note = (
         f"N = {FIGURE_8_NGRAM}. Measured with {run.about['model']}, whose plain decoding gives {plain:.1f} tokens/s. "
         "The estimates, dashed in the figure, take its tokens per step, and step times of a 7B model from data sheets."
@@ -296,7 +295,7 @@ def parallelism(run: Run, results: Results) -> list[Table | Figure]:
             for way, one, other in zip(WAYS, plain, found, strict=True)
         ]
         groups = [way.replace(", ", "\n", 1) for way in WAYS]
-        draw = figures.bars(groups, {"plain": plain, "lookahead": found}, "tokens/s of a sequence, estimated")
+        draw = report.bars(groups, {"plain": plain, "lookahead": found}, "tokens/s of a sequence, estimated")
         title = f"Estimated speed of {size} by the way to divide a step (Figure {number} of the paper)"
         pictures.append(Figure(f"figure{number}", title, draw, note))
     title = "Estimated speed by the way to divide a step (Figures 6 and 7 of the paper)"

@@ -2,7 +2,7 @@ import html
 import json
 import re
 
-from jlade.evaluation.tables import Table
+from jlade.evaluation.report import Table
 
 TABLE = Table(
     "times",
