@@ -1,6 +1,5 @@
 """Tokens per step and speed by the size of a step and by device: Figures 4 and 6 to 8 and Table 4 of the paper."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -25,37 +24,35 @@ WINDOW = "window W = candidates G"  # the axis of Figures 4 and 8
 FIGURE_8_DEVICES = ("a100", "rtx3090")
 PARALLEL_FIGURES = {"7B": 6, "13B": 7}
 ONE = MeshShape(1, 1, 1)
-WAYS = {"one device": (ONE, 1)}  # to divide a step in Figures 6 and 7: a mesh, and the stages of a pipeline
-for n in (4, 8):
-    WAYS |= {
-        f"tensor parallelism, {n} devices": (MeshShape(1, 1, n), 1),
-        f"pipeline parallelism, {n} devices": (ONE, n),
-        f"lookahead parallelism, {n} devices": (MeshShape(1, n, 1), 1),
-        f"data parallelism, {n} devices, {n} sequences": (MeshShape(n, 1, 1), 1),
-    }
 BFLOAT16 = 2  # bytes
+WAYS = {"one device": (ONE, 1)}  # to divide a step in Figures 6 and 7: a mesh, and the stages of a pipeline
+for num_devices in (4, 8):
+    WAYS |= {
+        f"tensor parallelism, {num_devices} devices": (MeshShape(1, 1, num_devices), 1),
+        f"pipeline parallelism, {num_devices} devices": (ONE, num_devices),
+        f"lookahead parallelism, {num_devices} devices": (MeshShape(1, num_devices, 1), 1),
+        f"data parallelism, {num_devices} devices, {num_devices} sequences": (MeshShape(num_devices, 1, 1), 1),
+    }
 
-
-BASE = LlamaConfig(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=32,
-    head_dim=128,
-    max_positions=4096,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
-)
-SIZES = {  # of Table 4: LLaMA-2, LLaMA-2 and CodeLlama
-    "7B": BASE,
-    "13B": dataclasses.replace(
-        BASE, hidden_size=5120, intermediate_size=13824, num_layers=40, num_heads=40, num_kv_heads=40
-    ),
-    "34B": dataclasses.replace(
-        BASE, hidden_size=8192, intermediate_size=22016, num_layers=48, num_heads=64, num_kv_heads=8
-    ),
+_SHAPES = {  # hidden size, width of the MLP, layers, heads, and heads for keys and values
+    "7B": (4096, 11008, 32, 32, 32),  # LLaMA-2
+    "13B": (5120, 13824, 40, 40, 40),
+    "34B": (8192, 22016, 48, 64, 8),  # CodeLlama
+}
+SIZES = {  # of Table 4
+    name: LlamaConfig(
+        vocab_size=32000,
+        hidden_size=hidden_size,
+        intermediate_size=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=128,
+        max_positions=4096,
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+    )
+    for name, (hidden_size, width, num_layers, num_heads, num_kv_heads) in _SHAPES.items()
 }
 
 
