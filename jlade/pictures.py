@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 # Of Okabe and Ito, without their yellow, which is faint on white: the colour-blind can tell these apart.
@@ -13,6 +13,8 @@ HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "oooo")
 MARKED = 24  # most markers of a line
 APART = 0.07  # of an axis: least distance of its ticks
 LINE = 52  # most characters of a line in a legend
+
+Series = Mapping[str, Sequence[tuple[float, float]]]  # points by name
 
 
 def line_style(i: int, is_dashed: bool = False) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def bar_style(i: int) -> dict[str, Any]:
     return {"color": COLORS[i % len(COLORS)], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white", "linewidth": 0}
 
 
-def draw_lines(axes: Any, series: dict[str, list[tuple[float, float]]], dashed: Collection[str] = ()) -> None:
+def draw_lines(axes: Any, series: Series, dashed: Collection[str] = ()) -> None:
     """Draws a line with markers for each series of points, dashed for the names in `dashed`."""
     for i, (name, points) in enumerate(series.items()):
         every = math.ceil(len(points) / MARKED)

@@ -15,8 +15,8 @@ import benchmarks.scaling
 from jlade import LookaheadConfig, NGramConfig, Trial, Tuning
 from jlade.config import PLAIN
 from jlade.costs.settings import USUAL
-from jlade.evaluation import comparison, drafting, figures, scaling
-from jlade.evaluation.tables import Table
+from jlade.evaluation import comparison, drafting, report, scaling
+from jlade.evaluation.report import Table
 from tests.evaluation.made import answer, of, result, run
 
 RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks" / "results"
@@ -81,12 +81,12 @@ def png(*items):
 
 
 PICTURES = {  # the number of names in the legends of each picture, and a function that draws them
-    "figure4": ([3, 3], lambda _: png(*scaling.windows_figures(windows()))),
+    "figure4": ([3, 3], lambda _: png(*scaling.windows(run(), windows()))),
     "figure4, as wide as the paper": (
         [9, 9],
-        lambda _: png(*scaling.windows_figures(windows((1, 2, 3, 5, 10, 15, 20, 30, 60, 64), range(3, 12)))),
+        lambda _: png(*scaling.windows(run(), windows((1, 2, 3, 5, 10, 15, 20, 30, 60, 64), range(3, 12)))),
     ),
-    "figure4c": ([4], lambda _: png(scaling.blocks_figure(windows()))),
+    "figure4c": ([4], lambda _: png(scaling.blocks_figure(run(), windows()))),
     "figures 6 and 7": (
         [2, 2],
         lambda _: png(*scaling.parallelism(ON_GPU, {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)})),
@@ -97,7 +97,7 @@ PICTURES = {  # the number of names in the legends of each picture, and a functi
         [11],
         lambda _: png(comparison.throughput_figure(ON_GPU, throughput(USUAL_METHODS + MORE_METHODS, DATASETS[:2]))),
     ),
-    "hits": ([2], lambda _: png(drafting.hits_figure(hits()))),
+    "hits": ([2], lambda _: png(drafting.hits_figure(run(), hits()))),
     "tuning": ([0], tuning),
     "scaling": ([4], estimates),
 }
@@ -177,7 +177,7 @@ def test_nothing_is_cut_or_covered_and_no_two_series_look_alike(name, drawn, tmp
 def test_long_names_are_wrapped(drawn):
     """A data set named by its file, and a method with all that a name can have."""
     groups = ["conversations_of_one_week_without_duplicates_2024.jsonl", "code"]
-    figures.Figure("a", "b", figures.bars(groups, {"one": [3.0, 1.0], "other " * 20: [2.0, 4.0]}, "tokens/s")).png()
+    report.Figure("a", "b", report.bars(groups, {"one": [3.0, 1.0], "other " * 20: [2.0, 4.0]}, "tokens/s")).png()
     (figure,) = drawn
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in texts(figure)]

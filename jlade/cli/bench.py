@@ -15,7 +15,7 @@ from jlade.errors import check_int
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import EvaluatedModel
 from jlade.evaluation.datasets import Dataset
-from jlade.evaluation.tables import Table
+from jlade.evaluation.report import Table
 from jlade.generation import chat_template, text
 from jlade.generation.chat_template import Message
 from jlade.generation.text import Tokenizer
@@ -40,9 +40,8 @@ def parser() -> argparse.ArgumentParser:
             "jlade bench figure4 table3 --model path/to/model --output results",
         ],
     )
-    result.add_argument(
-        "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
-    )
+    listed = "one or more of the list below (default: methods)"
+    result.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=listed)
     arguments.add_model(result)
     arguments.add(result, "--kv-dtype")
     result.add_argument(
@@ -65,12 +64,8 @@ def parser() -> argparse.ArgumentParser:
         help=f"methods that the experiment methods compares (default: {' '.join(experiments.USUAL)}; "
         "lookahead stands for --lookahead)",
     )
-    result.add_argument(
-        "--lookahead",
-        default="15,5,15",
-        metavar="SETTING",
-        help="setting of the experiments that do not vary it (default: %(default)s)",
-    )
+    setting = "setting of the experiments that do not vary it (default: %(default)s)"
+    result.add_argument("--lookahead", default="15,5,15", metavar="SETTING", help=setting)
     windows = "W = G of the experiments that vary it, up to 64 in the paper (default: 1 2 4 8 16)"
     result.add_argument("--windows", type=int, nargs="+", default=scaling.WINDOWS, metavar="W", help=windows)
     ngrams = "N of the same experiments, up to 11 in the paper (default: 3 5 7)"
@@ -86,18 +81,12 @@ def parser() -> argparse.ArgumentParser:
         "HumanEval, 2048 for ClassEval, and for others, where it names none, the model's (default: %(default)s)",
     )
     result.add_argument("--output", default="bench", metavar="DIR", help="directory of the results (default: bench)")
-    result.add_argument(
-        "--report",
-        nargs="+",
-        metavar="DIR",
-        help="decode nothing; make the report of the results in one or more directories, such as of several models",
+    several = "decode nothing; make the report of the results in one or more directories, such as of several models"
+    result.add_argument("--report", nargs="+", metavar="DIR", help=several)
+    code = (
+        "run the code that the model writes for questions with tests, in a subprocess with limits, which is no sandbox"
     )
-    result.add_argument(
-        "--run-code",
-        action="store_true",
-        help="run the code that the model writes for questions with tests, in a subprocess with limits, which is no "
-        "sandbox",
-    )
+    result.add_argument("--run-code", action="store_true", help=code)
     return result
 
 
@@ -125,14 +114,14 @@ def run(options: argparse.Namespace) -> None:
     sections = experiments.present(names, results)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
-    beside_paper = experiments.beside_paper(*results[0]) if len(results) == 1 else []
+    beside_paper = experiments.beside_paper(*results[0]) if len(results) == 1 else {}
     console = Console(highlight=False)
-    for items in [*sections.values(), beside_paper]:
-        for item in items:
+    for section in (sections | beside_paper).values():
+        for item in section.items:
             if isinstance(item, Table):
                 console.print(_table(item))
     with terminal.Status("drawing"):
-        page = report.write(output, sections, [run for run, _ in results], beside_paper)
+        page = report.write(output, beside_paper | sections, [run for run, _ in results])
     print(f"{page}: tables and figures")
 
 
@@ -167,17 +156,8 @@ def _run(
     """Decodes what the directory does not have, and returns the run with the selections of its experiments."""
     sets = _read(options.data, options.summary_prompt)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    selections = experiments.select(
-        names,
-        sets,
-        dtype,
-        options.methods,
-        options.limit,
-        options.seed,
-        options.lookahead,
-        options.windows,
-        options.ngrams,
-    )
+    chosen = options.methods, options.limit, options.seed, options.lookahead, options.windows, options.ngrams
+    selections = experiments.select(names, sets, dtype, *chosen)
     cells = experiments.cells(selections.values(), sets, dtype)
     with terminal.Status("loading"):
         params, tokenizer = arguments.load(options)
@@ -244,14 +224,10 @@ def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
     A last message of the assistant is the beginning of the answer.
     """
     of_transformers = chat_template.load_tokenizer(directory)
-    if of_transformers.chat_template is None:
-
-        def join(messages: Sequence[Message]) -> list[int]:
-            return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
-
-        return join
 
     def encode(messages: Sequence[Message]) -> list[int]:
+        if of_transformers.chat_template is None:
+            return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
         begins_answer = messages[-1]["role"] == "assistant"
         return chat_template.encode(of_transformers, messages, continue_final_message=begins_answer)
 
@@ -260,8 +236,8 @@ def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
 
 def _table(table: Table) -> RichTable:
     shown = RichTable(title=Text(table.title), caption=Text(table.note), title_justify="left", caption_justify="left")
-    for column in table.columns:
-        shown.add_column(Text(column.name), justify="right" if column.form else "left", overflow="fold")
+    for name, form in table.columns.items():
+        shown.add_column(Text(name), justify="right" if form else "left", overflow="fold")
     for row in table.texts():
         shown.add_row(*map(Text, row))
     return shown

@@ -112,8 +112,8 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values."""
-        names = ("device", "count", "batch_size", "capacity", "dtype", "bits", "kv_dtype", "compression")
-        return {name: getattr(self, name) for name in names} | {
+        fields = ("device", "count", "batch_size", "capacity", "dtype", "bits", "kv_dtype", "compression")
+        return {name: getattr(self, name) for name in fields} | {
             "memory_bytes": self.memory,
             "recommended": self.recommended and _facts(self.recommended),
             "options": [_facts(option) for option in self.options],
@@ -170,11 +170,10 @@ def plan(
         for n in _divisors(count)
         if sharding.can_divide(config, n)
     }
-    options = []
-    for layout in _layouts(count, batch_size, shards):
-        request = shards[layout.model], layout, batch_size, capacity
-        choices = [_option(setting, tokens, *request, sheet) for setting, tokens in settings.items()]
-        options.append(_best(choices))
+    options = [
+        _best([_option(*each, shards[layout.model], layout, batch_size, capacity, sheet) for each in settings.items()])
+        for layout in _layouts(count, batch_size, shards)
+    ]
     options.sort(key=lambda option: (not option.fits, -option.tokens_per_second, option.layout.num_devices))
     return Plan(device, count, batch_size, capacity, dtype, bits, kv_dtype, compression, sheet.memory, tuple(options))
 
@@ -215,14 +214,9 @@ def collective_time(collective: Collective, device: Device) -> float:
 def pipeline_time(step: StepTime, num_bytes: int, stages: int, device: Device) -> float:
     """Returns the estimated seconds of a step of one text with the layers divided into stages, a device each.
 
-    No stage can begin before the one in front of it has ended, so that all of them take the time of one device, and
-    each but the last one sends a message. `jlade` has no such axis: the estimate is for comparisons.
-
-    Args:
-      step: on one device.
-      num_bytes: of a message, the hidden states of the step's tokens.
-      stages: the number of devices.
-      device: of this kind.
+    No stage can begin before the one in front of it has ended, so that all of them take the time of `step`, and each
+    but the last one sends a message of `num_bytes`, the hidden states of the step's tokens. `jlade` has no such axis:
+    the estimate is for comparisons.
     """
     message, rate = _link(device, stages)
     return step.total + (stages - 1) * (message + num_bytes / rate)
@@ -250,12 +244,8 @@ def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
         if not 1 <= compression <= setting.max_accepted:
             raise ValueError(f"compression must be 1 to {setting.max_accepted} tokens per step, got {compression}")
         return {setting: float(compression)}
-    if lookahead != "auto":
-        settings: Sequence[LookaheadConfig] = [lookahead or PLAIN]
-    elif compression != "paper":
-        settings = [PLAIN, *settings_lib.measured()]
-    else:
-        settings = [PLAIN, *settings_lib.OF_PAPER]
+    known = settings_lib.OF_PAPER if compression == "paper" else settings_lib.measured()
+    settings = [PLAIN, *known] if lookahead == "auto" else [lookahead or PLAIN]
     return {setting: settings_lib.tokens_per_step(setting, compression) for setting in settings}
 
 

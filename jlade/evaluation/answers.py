@@ -94,16 +94,26 @@ class EvaluatedModel:
                 self._answer_by_transformers(prompt, method, chosen, limit)  # the first call takes longer
                 self._compiled.add(method)
             return self._answer_by_transformers(prompt, method, chosen, limit), None
-        request = self._request(prompt, method, key, pool, chosen, limit)
-        params = self.params(self._dtype(method))
-        shapes = jax.tree.map(np.shape, request.inputs)
-        compiled = self._dtype(method), request.config, jax.tree.structure(request.inputs), str(shapes)
+        dtype = method.dtype or self.dtype
+        params = self.params(dtype)
+        options = Options(
+            max_new_tokens=limit,
+            lookahead=None if method.setting == PLAIN else method.setting,
+            sampling=SamplingConfig(method.temperature, logit_bias=dict.fromkeys(chosen, CHOSEN) or None),
+            tokenizer=self.tokenizer,
+            key=key,
+            pool=pool,
+            kv_dtype=self.kv_dtype,
+            with_statistics=True,
+        )
+        request = request_lib.make(params, prompts.whole([prompt]), options)
+        inputs, config = request.inputs, request.config
+        compiled = dtype, config, jax.tree.structure(inputs), str(jax.tree.map(np.shape, inputs))
         if compiled not in self._compiled:
-            inputs, config = request.inputs, request.config
             state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
             jax.block_until_ready(loop.run_steps(params, state, config, max_steps=1))
             self._compiled.add(compiled)
-        return self._decode(request, method)
+        return self._decode(params, request, method)
 
     def _limit(self, length: int, max_length: int | None) -> int:
         """Returns the most tokens of a text that follows a prompt of `length` tokens."""
@@ -122,34 +132,9 @@ class EvaluatedModel:
             raise ValueError(f"a question with choices needs a token for each of {', '.join(choices)}")
         return tokens
 
-    def _dtype(self, method: Method) -> str:
-        return method.dtype or self.dtype
-
-    def _request(
-        self,
-        prompt: Sequence[int],
-        method: Method,
-        key: jax.Array,
-        pool: NGramPool | None,
-        choices: Sequence[int],
-        limit: int,
-    ) -> DecodeRequest:
-        params = self.params(self._dtype(method))
-        options = Options(
-            max_new_tokens=limit,
-            lookahead=None if method.setting == PLAIN else method.setting,
-            sampling=SamplingConfig(method.temperature, logit_bias=dict.fromkeys(choices, CHOSEN) or None),
-            tokenizer=self.tokenizer,
-            key=key,
-            pool=pool,
-            kv_dtype=self.kv_dtype,
-            with_statistics=True,
-        )
-        return request_lib.make(params, prompts.whole([prompt]), options)
-
-    def _decode(self, request: DecodeRequest, method: Method) -> tuple[Answer, NGramPool | None]:
-        params, inputs, config = self.params(self._dtype(method)), request.inputs, request.config
-        prefix, prefill_seconds = self._prefill(request, method)
+    def _decode(self, params: LlamaParams, request: DecodeRequest, method: Method) -> tuple[Answer, NGramPool | None]:
+        inputs, config = request.inputs, request.config
+        prefix, prefill_seconds = self._prefill(params, request, method)
         begin = time.perf_counter()
         state = prefill.start(prefix, inputs, config)
         state = jax.block_until_ready(loop.run_steps(params, state, config, max_steps=1))
@@ -166,7 +151,7 @@ class EvaluatedModel:
         generation = results.gather(state, request)
         steps, tokens = int(generation.steps[0]), int(generation.lengths[0])
         size = _pool_size(state.sources.get("pool"))
-        return Answer(
+        answer = Answer(
             prompt_tokens=int(inputs.lengths[0]),
             tokens=tuple(generation.tokens[0, :tokens].tolist()),
             text=generation.text[0],
@@ -180,16 +165,16 @@ class EvaluatedModel:
             seconds=end - begin,
             timed_tokens=tokens,
             state_bytes=num_bytes(state),
-        ), state.sources.get("pool")
+        )
+        return answer, state.sources.get("pool")
 
-    def _prefill(self, request: DecodeRequest, method: Method) -> tuple[Prefix, float]:
+    def _prefill(self, params: LlamaParams, request: DecodeRequest, method: Method) -> tuple[Prefix, float]:
         """Returns the prompt as it was read, and the seconds of reading it.
 
         Methods share the program that reads prompts. So one of them reads a prompt, and the others copy its cache.
         """
-        params, inputs = self.params(self._dtype(method)), request.inputs
-        recycles = "recycled" in request.config.lookahead.reach
-        read = self._dtype(method), recycles, np.asarray(inputs.prompts).tobytes(), tuple(inputs.lengths)
+        inputs, recycles = request.inputs, "recycled" in request.config.lookahead.reach
+        read = method.dtype or self.dtype, recycles, np.asarray(inputs.prompts).tobytes(), tuple(inputs.lengths)
         if self._read is None or self._read[0] != read:
             begin = time.perf_counter()
             prefix = jax.block_until_ready(prefill.prefill(params, inputs, request.config))
@@ -217,7 +202,8 @@ class EvaluatedModel:
     def _answer_by_transformers(
         self, prompt: Sequence[int], method: Method, choices: Sequence[int], limit: int
     ) -> Answer:
-        model = self.transformers(self._dtype(method))  # before the import, as it says when torch is missing
+        dtype = method.dtype or self.dtype
+        model = self.transformers(dtype)  # before the import, as it says when torch is missing
         import torch
 
         times: list[float] = []
@@ -228,7 +214,7 @@ class EvaluatedModel:
             times.append(time.perf_counter())
 
         ids = torch.tensor([list(prompt)], device=model.device)
-        eos_ids = list(self.params(self._dtype(method)).config.eos_ids)
+        eos_ids = list(self.params(dtype).config.eos_ids)
         settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False}
         settings |= {"eos_token_id": eos_ids or None, "pad_token_id": (eos_ids or [0])[0]}
         if method.lookup_tokens:

@@ -27,9 +27,7 @@ class SummaryPrompt(NamedTuple):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "SummaryPrompt":
-        """Returns the prompt in a file: the user's message, or the parts of the class in their order, up to three.
-
-        Lines --- separate parts.
+        """Returns the prompt in a file: the user's message, or up to three parts in this order, between lines ---.
 
         Raises:
           ValueError: the file cannot be read, does not have {text} once, or has more parts.
@@ -96,8 +94,7 @@ class Question:
         return messages
 
 
-@dataclasses.dataclass(frozen=True)
-class Dataset:
+class Dataset(NamedTuple):
     """The questions of a file."""
 
     name: str  # the published name, or that of the file
@@ -116,41 +113,38 @@ def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Data
       ValueError: names the file and the line, item or row, the value and what is accepted.
     """
     file = pathlib.Path(path)
-    all_records = records.read(file)
-    first = all_records[0]
+    first, *others = records.read(file)
     name = _format_of(first)
     if name is None:
         accepted = "; ".join(f"{key} ({', '.join(value.fields)})" for key, value in FORMATS.items())
         raise ValueError(f"{first.place}: no known format has the fields {_fields(first)}. Accepted: {accepted}")
     file_format = FORMATS[name]
     title = file_format.title or file.name.split(".")[0]
-    if name == "mt_bench" and not all(record.values.get("category") in MT_BENCH for record in all_records):
+    if name == "mt_bench" and not all(each.values.get("category") in MT_BENCH for each in (first, *others)):
         title = "Spec-Bench"
     questions: dict[str, Question] = {}
-    for i, record in enumerate(all_records):
+    for i, record in enumerate((first, *others)):
         if _format_of(record) != name:
             raise ValueError(
                 f"{record.place}: the first question is in the format {name}, so this one must have the fields "
                 f"{', '.join(file_format.fields)} and be in the same format, got the fields {_fields(record)}"
             )
         question = _with_summary(file_format.question(record, title, f"{title}/{i}"), summary)
-        question = dataclasses.replace(question, max_length=file_format.max_length)
         if question.id in questions:
             raise ValueError(f"{record.place}: the id must be unique, got {question.id!r} again")
-        questions[question.id] = question
+        questions[question.id] = dataclasses.replace(question, max_length=file_format.max_length)
     return Dataset(title, name, tuple(questions.values()))
 
 
 @functools.cache
 def samples(summary: SummaryPrompt = SUMMARY) -> tuple[Dataset, ...]:
     """Returns small data sets written for jlade, 90 questions of nine tasks, whose names end in "sample"."""
-    return tuple(_sample(read(file, summary)) for file in sorted(SAMPLES.glob("*.jsonl")))
-
-
-def _sample(dataset: Dataset) -> Dataset:
-    """Returns the data set under another name: its figures are not those of the published one."""
-    questions = [dataclasses.replace(question, task=f"{question.task} sample") for question in dataset.questions]
-    return Dataset(f"{dataset.name} sample", dataset.format, tuple(questions))
+    found = (read(file, summary) for file in sorted(SAMPLES.glob("*.jsonl")))
+    # Their names differ from those of the published data sets, with which their figures do not compare.
+    return tuple(
+        Dataset(f"{name} sample", kind, tuple(dataclasses.replace(x, task=f"{x.task} sample") for x in questions))
+        for name, kind, questions in found
+    )
 
 
 def select(questions: Sequence[Question], limit: int, seed: int | None = None) -> tuple[Question, ...]:
@@ -169,19 +163,14 @@ def select(questions: Sequence[Question], limit: int, seed: int | None = None) -
     order = list(range(len(questions)))
     if seed is not None:
         random.Random(seed).shuffle(order)
-    order = _in_turns(order, [(question.task, question.category) for question in questions])
-    order = _in_turns(order, [question.task for question in questions])
+    for groups in ([(each.task, each.category) for each in questions], [each.task for each in questions]):
+        counts: collections.Counter[object] = collections.Counter()
+        rounds = {}  # the first of each group comes before the second of each, and so on
+        for i in order:
+            rounds[i] = counts[groups[i]]
+            counts[groups[i]] += 1
+        order.sort(key=rounds.__getitem__)
     return tuple(questions[i] for i in sorted(order[:limit]))
-
-
-def _in_turns(order: Sequence[int], groups: Sequence[object]) -> list[int]:
-    """Returns `order` rearranged: the first of each group, the second of each, and so on."""
-    counts: collections.Counter[object] = collections.Counter()
-    rounds = {}
-    for i in order:
-        rounds[i] = counts[groups[i]]
-        counts[groups[i]] += 1
-    return sorted(order, key=rounds.__getitem__)
 
 
 def _format_of(record: DataRecord) -> str | None:
@@ -201,13 +190,13 @@ def _with_summary(question: Question, summary: SummaryPrompt) -> Question:
     return dataclasses.replace(question, turns=(user,), system=system or None, beginning=beginning)
 
 
-def _mt_bench(record: DataRecord, name: str, _: str) -> Question:
+def _mt_bench(record: DataRecord, name: str, default_id: str) -> Question:
     category = record.text("category")
     task = "MT-Bench" if category in MT_BENCH else category
     return Question(record.identifier("question_id"), task, category, record.texts("turns"))
 
 
-def _humaneval(record: DataRecord, name: str, _: str) -> Question:
+def _humaneval(record: DataRecord, name: str, default_id: str) -> Question:
     prompt, entry_point = record.text("prompt"), record.text("entry_point")
     if not entry_point.isidentifier():
         record.fail("entry_point", "the name of a function")
@@ -216,14 +205,13 @@ def _humaneval(record: DataRecord, name: str, _: str) -> Question:
     return Question(record.identifier("task_id"), name, turns=(prompt,), is_chat=False, tests=tests, suffix=suffix)
 
 
-def _mbpp(record: DataRecord, name: str, _: str) -> Question:
+def _mbpp(record: DataRecord, name: str, default_id: str) -> Question:
     problem = record.text("prompt" if "prompt" in record.values else "text")
     tests = record.texts("test_list")
     setup = [record.text("test_setup_code")] if record.values.get("test_setup_code") else []
     setup.extend(record.texts("test_imports") if record.values.get("test_imports") else ())
-    shown = "\n".join(tests)
+    shown, code = "\n".join(tests), CodeTests("", "\n".join((*setup, *tests)))
     turn = f"{problem}\n\nUse Python. The code must pass these tests:\n\n```python\n{shown}\n```"
-    code = CodeTests("", "\n".join((*setup, *tests)))
     return Question(record.identifier("task_id"), name, turns=(turn,), tests=code)
 
 
@@ -231,8 +219,7 @@ def _gsm8k(record: DataRecord, name: str, default_id: str) -> Question:
     _, mark, answer = record.text("answer").rpartition("####")
     if not mark:
         record.fail("answer", "a text that ends with #### and a number")
-    number = answer.strip().replace(",", "")
-    return Question(default_id, name, turns=(record.text("question"),), answer=number)
+    return Question(default_id, name, turns=(record.text("question"),), answer=answer.strip().replace(",", ""))
 
 
 def _mmlu(record: DataRecord, name: str, default_id: str) -> Question:
@@ -241,23 +228,19 @@ def _mmlu(record: DataRecord, name: str, default_id: str) -> Question:
     if right not in [*letters, *range(len(choices))]:
         record.fail("answer", f"one of {', '.join(letters)}, or its place from 0")
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=True))
-    return Question(
-        default_id,
-        name,
-        record.text("subject") if "subject" in record.values else "",
-        turns=(f"{record.text('question')}\n\n{listed}\n\nAnswer with the letter of the right choice alone.",),
-        answer=right if isinstance(right, str) else letters[right],
-        choices=letters,
-    )
+    turn = f"{record.text('question')}\n\n{listed}\n\nAnswer with the letter of the right choice alone."
+    subject = record.text("subject") if "subject" in record.values else ""
+    answer = right if isinstance(right, str) else letters[right]
+    return Question(default_id, name, subject, turns=(turn,), answer=answer, choices=letters)
 
 
-def _classeval(record: DataRecord, name: str, _: str) -> Question:
+def _classeval(record: DataRecord, name: str, default_id: str) -> Question:
     skeleton = record.text("skeleton").rstrip()
     turn = f"Complete the methods of the Python class {record.text('class_name')}:\n\n```python\n{skeleton}\n```"
     return Question(record.identifier("task_id"), name, turns=(turn,))
 
 
-def _summary(text: str, summary: str, record: DataRecord, name: str, _: str) -> Question:
+def _summary(text: str, summary: str, record: DataRecord, name: str, default_id: str) -> Question:
     return Question(record.identifier("id"), name, turns=(record.text(text),), reference=record.text(summary))
 
 

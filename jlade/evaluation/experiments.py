@@ -10,10 +10,9 @@ from typing import NamedTuple
 from jlade.evaluation import comparison, datasets, drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
-from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.report import Item, Section
 from jlade.evaluation.runs import Cell, Run, plan
-from jlade.evaluation.tables import Table
 from jlade.files import written_whole
 
 LOOKAHEAD = "lookahead"  # in the names of methods: the setting of the run
@@ -22,8 +21,8 @@ USUAL = ("plain", "prompt-lookup", LOOKAHEAD, "transformers", "transformers-look
 FEW = 4  # questions of the experiments that need many methods
 SELECTIONS = "experiments.json"
 
-Item = Table | Figure
-Present = Callable[[Sequence[tuple[Run, Results]]], list[Item | None]]
+Make = Callable[[Run, Results], Item | list[Item] | None]
+Present = Callable[[Sequence[tuple[Run, Results]]], list[Item]]
 
 
 class Selection(NamedTuple):
@@ -40,33 +39,32 @@ class Experiment(NamedTuple):
     summary: str  # one line of help
     explanation: str  # for readers of a report
     methods: tuple[str, ...]  # their names
-    chooses: Callable[[Question], bool]  # whether it asks a question
     present: Present  # makes tables and figures of runs and their results by method
+    chooses: Callable[[Question], bool] = lambda question: True  # whether it asks a question
     limit: int | None = FEW  # questions by default; None for all
 
 
-def _each(present: Callable[[Run, Results], list[Item | None]]) -> Present:
-    """Returns a function that presents each run by itself; those of several have number and model."""
+def _each(*makers: Make) -> Present:
+    """Returns a function that presents each run by itself; the items of several runs have its number and model."""
 
-    def present_all(runs: Sequence[tuple[Run, Results]]) -> list[Item | None]:
-        if len(runs) == 1:
-            return present(*runs[0])
-        return [
-            item
-            and dataclasses.replace(item, name=f"{item.name}-{i}", title=f"{item.title}, run {i}: {run.about['model']}")
-            for i, (run, results) in enumerate(runs, start=1)
-            for item in present(run, results)
-        ]
+    def present_all(runs: Sequence[tuple[Run, Results]]) -> list[Item]:
+        items = []
+        for i, (run, results) in enumerate(runs, start=1):
+            made = [make(run, results) for make in makers]
+            of_run = [
+                item for each in made for item in (each if isinstance(each, list) else [each]) if item is not None
+            ]
+            if len(runs) > 1:
+                end = f", run {i}: {run.about['model']}"
+                of_run = [dataclasses.replace(x, name=f"{x.name}-{i}", title=x.title + end) for x in of_run]
+            items += of_run
+        return items
 
     return present_all
 
 
 def _names(methods: Sequence[Method]) -> tuple[str, ...]:
     return tuple(map(str, methods))
-
-
-def _any(question: Question) -> bool:
-    return True
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -76,18 +74,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Each method answers the same questions. More tokens per step mean fewer passes through the model; the speed "
         "also depends on the time of a step.",
         USUAL,
-        _any,
         _each(
-            lambda run, results: [
-                comparison.methods_table(run, results),
-                comparison.costs_table(results),
-                comparison.tasks_table(results),
-                comparison.throughput_figure(run, results),
-                comparison.throughput_table(run, results),
-                comparison.accepted_table(results),
-                drafting.hits_table(results),
-                comparison.right_table(results),
-            ]
+            *(comparison.methods_table, comparison.costs_table, comparison.tasks_table),
+            *(comparison.throughput_figure, comparison.throughput_table, comparison.accepted_table),
+            *(drafting.hits_table, comparison.right_table),
         ),
         limit=None,
     ),
@@ -96,8 +86,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         "speed by data set on this device, of transformers, plain and lookahead decoding",
         "Code repeats itself more than chats do, so it gains more from the same steps.",
         ("plain", LOOKAHEAD, "transformers"),
-        lambda question: not question.choices,
         _each(comparison.figure_5),
+        lambda question: not question.choices,
         limit=None,
     ),
     "table2": Experiment(
@@ -107,14 +97,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "steps, not the texts.",
         (
             *("plain", LOOKAHEAD),
-            *(
-                f"{name}:t={temperature}{flag}"
-                for temperature in ("0.5", "1")
-                for name, flag in (("plain", ""), (LOOKAHEAD, ""), (LOOKAHEAD, paper.SAMPLING_FLAGS))
-            ),
+            *(f"{name}:t={t}" for t in ("0.5", "1") for name in ("plain", LOOKAHEAD, LOOKAHEAD + paper.SAMPLING_FLAGS)),
         ),
+        _each(paper.sampling_table),
         lambda question: question.reference is not None,
-        _each(lambda run, results: [paper.sampling_table(results)]),
         limit=None,
     ),
     "table3": Experiment(
@@ -122,8 +108,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         "window, candidates and prompt, each left out, on chat questions",
         "The window, the candidates and the n-grams of the prompt are reduced or left out, one at a time.",
         _names(paper.ablation_methods()),
+        _each(paper.ablation_table),
         lambda question: question.task.startswith("MT-Bench"),
-        _each(lambda run, results: [paper.ablation_table(results)]),
     ),
     "figure4": Experiment(
         "Windows (Figure 4)",
@@ -131,23 +117,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Tokens per step are measured at several windows W = G and lengths N of n-grams, and compared with the paper's "
         "formula; trees of drafts of the same sizes beside them.",
         (WINDOWS, *_names(scaling.tree_methods())),
-        _any,
-        _each(
-            lambda run, results: [
-                scaling.windows_table(results),
-                scaling.trees_table(results),
-                *scaling.windows_figures(results),
-                scaling.blocks_figure(results),
-            ]
-        ),
+        _each(scaling.windows, scaling.trees_table, scaling.blocks_figure),
     ),
     "table4": Experiment(
         "Settings (Table 4)",
         "good W and N by model size",
-        "The fastest setting depends on model and device: it is measured here, and estimated for larger models on a "
-        "GPU.",
+        "The fastest setting depends on model and device: it is measured here, and estimated for larger ones on GPUs.",
         ("plain", WINDOWS, *_names(scaling.good_methods())),
-        _any,
         lambda runs: [scaling.configurations_table(runs)],
     ),
     "figure8": Experiment(
@@ -155,7 +131,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         "tokens per step and speed by W, measured on this device, beside estimates for two GPUs",
         "A device with less arithmetic to spare gains less from the same tokens per step.",
         ("plain", WINDOWS),
-        _any,
         _each(scaling.figure_8),
     ),
     "figure6-7": Experiment(
@@ -164,7 +139,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Lookahead parallelism divides the tokens of a step, tensor parallelism the weights of each layer, pipeline "
         "parallelism the layers, data parallelism the sequences.",
         ("plain", LOOKAHEAD),
-        _any,
         _each(scaling.parallelism),
     ),
     "jacobi": Experiment(
@@ -172,16 +146,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         "steps of Jacobi decoding, and the iterations in which its guesses converge",
         "All guesses are updated in each step, and those that have converged are accepted.",
         ("plain", *_names(drafting.jacobi_methods())),
-        _any,
-        _each(lambda run, results: [drafting.jacobi_table(results), drafting.convergence_table(results)]),
+        _each(drafting.jacobi_table, drafting.convergence_table),
     ),
     "pool": Experiment(
         "Pool",
         "growth of the pool, and its hits with cold and warm pools",
         "The pool collects n-grams while a text grows. A step can accept several tokens only if the pool has a draft.",
         (LOOKAHEAD, f"{LOOKAHEAD}:warm", f"{LOOKAHEAD}:growth"),
-        _any,
-        _each(lambda run, results: [drafting.growth_table(results), drafting.hits_figure(results)]),
+        _each(drafting.growth_table, drafting.hits_figure),
     ),
     "exactness": Experiment(
         "Exactness",
@@ -189,8 +161,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Lookahead decoding gives the text of plain decoding. In low precision rounding can choose another token where "
         "two are almost equally likely.",
         tuple(f"{name}:{dtype}" for dtype in ("float32", "bfloat16") for name in ("plain", LOOKAHEAD)),
-        _any,
-        _each(lambda run, results: [paper.exactness_table(run, results), paper.divergences_table(results)]),
+        _each(paper.exactness_table, paper.divergences_table),
     ),
 }
 
@@ -212,17 +183,16 @@ def select(
       names: of the experiments.
       sets: data sets.
       dtype: of the run.
-      methods: names of those that the experiment "methods" compares, besides their baselines; None for the usual ones.
-        Of these, and in the other experiments, the methods of transformers are left out where torch is missing.
+      methods: those that the experiment "methods" compares with their baselines; None for the usual ones. Where torch
+        is missing, methods of transformers are left out of these and of other experiments.
       limit: most questions of each experiment, spread over data sets and tasks; None for the experiments' own.
       seed: chooses the questions at random; None chooses the first ones.
-      lookahead: setting of the experiments that do not vary it.
-      windows, ngrams: W = G and N of those that do.
+      lookahead: setting of the experiments that do not vary it; `windows` and `ngrams` are W = G and N of the others.
 
     Raises:
       ValueError: the only experiment has no question; the name of a method is wrong; or one of `methods` needs torch.
     """
-    of_windows = _names(scaling.window_methods(windows, ngrams))
+    variable = {WINDOWS: _names(scaling.window_methods(windows, ngrams))}
     compared = None if methods is None else [parse(each, dtype) for each in methods]
     for method in compared or ():
         if not _is_possible(method):
@@ -234,19 +204,15 @@ def select(
         chosen = [pair for pair in questions if experiment.chooses(pair[1])]
         if not chosen and len(names) == 1:
             raise ValueError(f"no question of the data is of use for {name}: {experiment.summary}")
-        most = limit or experiment.limit
-        if most and chosen:
-            kept = set(datasets.select([question for _, question in chosen], most, seed))
+        max_questions = limit or experiment.limit
+        if max_questions and chosen:
+            kept = set(datasets.select([question for _, question in chosen], max_questions, seed))
             chosen = [pair for pair in chosen if pair[1] in kept]
         if name == "methods" and compared is not None:
             given = [*(method.baseline for method in compared), *compared]
         else:
-            given = [
-                method
-                for placeholder in experiment.methods
-                for each in (of_windows if placeholder == WINDOWS else [_with_setting(placeholder, lookahead)])
-                if _is_possible(method := parse(each, dtype))
-            ]
+            all_names = [x for each in experiment.methods for x in variable.get(each, (_with(each, lookahead),))]
+            given = [method for each in all_names if _is_possible(method := parse(each, dtype))]
         keys = tuple((dataset, question.id) for dataset, question in chosen)
         selections[name] = Selection(tuple(dict.fromkeys(map(str, given))), keys)
     return selections
@@ -278,39 +244,37 @@ def load(directory: pathlib.Path) -> dict[str, Selection]:
     """Returns the selections in a directory, {} if there are none."""
     file = directory / SELECTIONS
     content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return {
-        name: Selection(tuple(each["methods"]), tuple(map(tuple, each["questions"]))) for name, each in content.items()
-    }
+    return {name: Selection(tuple(x["methods"]), tuple(map(tuple, x["questions"]))) for name, x in content.items()}
 
 
-def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selection]]]) -> dict[str, list[Item]]:
+def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selection]]]) -> dict[str, Section]:
     """Returns the tables and figures of each experiment that the runs have results for."""
     presented = {}
     for name in names:
         found = [(run, results(run, selections[name])) for run, selections in runs if name in selections]
-        found = [(run, of_run) for run, of_run in found if any(of_run.values())]
-        if found:
-            presented[name] = [item for item in EXPERIMENTS[name].present(found) if item is not None]
+        if found := [(run, of_run) for run, of_run in found if any(of_run.values())]:
+            title, _, explanation, *_ = experiment = EXPERIMENTS[name]
+            presented[name] = Section(title, explanation, experiment.present(found))
     return presented
 
 
-def beside_paper(run: Run, selections: Mapping[str, Selection]) -> list[Item]:
-    """Returns a table of the paper's numbers beside those of a run, [] if it has none of them."""
-    by_experiment = {name: results(run, selection) for name, selection in selections.items()}
-    answered = {name: of_run for name, of_run in by_experiment.items() if any(of_run.values())}
-    table = paper.numbers_table(run, answered)
-    return [] if table is None else [table]
+def beside_paper(run: Run, selections: Mapping[str, Selection]) -> dict[str, Section]:
+    """Returns a section with the paper's numbers beside those of a run, {} if it has none of them."""
+    found = {name: results(run, selection) for name, selection in selections.items()}
+    table = paper.numbers_table(run, {name: of_run for name, of_run in found.items() if any(of_run.values())})
+    meaning = "Numbers of arXiv 2402.02057 and the same ones of this run, whose model, data and device differ."
+    return {} if table is None else {"paper": Section("Beside the paper", meaning, [table])}
 
 
 def results(run: Run, selection: Selection) -> Results:
     """Returns the results of a run that an experiment needs, by method."""
     questions = set(selection.questions)
-    of_selection = [result for result in run.results if (result.dataset, result.question) in questions]
-    answered = {result.method for result in of_selection}
-    return measures.by_method(of_selection, [method for method in selection.methods if method in answered])
+    found = [result for result in run.results if (result.dataset, result.question) in questions]
+    answered = {result.method for result in found}
+    return measures.by_method(found, [method for method in selection.methods if method in answered])
 
 
-def _with_setting(name: str, lookahead: str) -> str:
+def _with(name: str, lookahead: str) -> str:
     """Returns the name of a method with a setting in the place of `LOOKAHEAD`."""
     base, colon, flags = name.partition(":")
     return f"{lookahead if base == LOOKAHEAD else base}{colon}{flags}"

@@ -44,20 +44,14 @@ def speed(results: Iterable[Result]) -> float:
     The first token of some methods comes with prefill. An answer of one token, such as a choice, has no speed.
     """
     timed = [answer for answer in answers(results) if len(answer.tokens) > 1]
-    seconds = sum(answer.seconds for answer in timed)
-    return sum(answer.timed_tokens for answer in timed) / seconds if timed else math.nan
+    return sum(each.timed_tokens for each in timed) / sum(each.seconds for each in timed) if timed else math.nan
 
 
-def speedups(results: Sequence[Result], baselines: Sequence[Result]) -> list[float]:
-    """Returns the speed relative to that of the baseline, for each question whose answers have a speed."""
+def speedup(results: Sequence[Result], baselines: Sequence[Result]) -> statistics.Summary:
+    """Returns mean, median and interval of each question's speed relative to the baseline; NaN if no answer has one."""
     ratios = [speed([one]) / speed([other]) for one, other in zip(results, baselines, strict=True)]
-    return [ratio for ratio in ratios if not math.isnan(ratio)]
-
-
-def speedup(results: Sequence[Result], baselines: Sequence[Result]) -> statistics.Summary | None:
-    """Returns the mean of the speedups, their median and interval; None if no answer has a speed."""
-    ratios = speedups(results, baselines)
-    return statistics.summary(ratios) if ratios else None
+    ratios = [ratio for ratio in ratios if not math.isnan(ratio)]
+    return statistics.summary(ratios) if ratios else statistics.Summary(*[math.nan] * 4)
 
 
 def first_token(results: Iterable[Result]) -> float:
@@ -68,7 +62,7 @@ def first_token(results: Iterable[Result]) -> float:
 def identical(results: Sequence[Result]) -> float:
     """Returns the share of the answers that equal those of plain decoding in float32."""
     differences = [difference for result in results for difference in result.differences]
-    return sum(difference is None for difference in differences) / len(differences)
+    return differences.count(None) / len(differences)
 
 
 def same(results: Sequence[Result], baselines: Sequence[Result]) -> float:
@@ -79,10 +73,8 @@ def same(results: Sequence[Result], baselines: Sequence[Result]) -> float:
 
 def memory(results: Sequence[Result], baselines: Sequence[Result]) -> float | None:
     """Returns the mean bytes of a sequence beyond those of plain decoding by jlade; None in runs without them."""
-    pairs = [
-        (one.state_bytes, other.state_bytes) for one, other in zip(answers(results), answers(baselines), strict=True)
-    ]
-    differences = [one - other for one, other in pairs if one is not None and other is not None]
+    sizes = zip(*([each.state_bytes for each in answers(part)] for part in (results, baselines)), strict=True)
+    differences = [one - other for one, other in sizes if one is not None and other is not None]
     return sum(differences) / len(differences) if differences else None
 
 

@@ -42,34 +42,31 @@ class Method:
     shows_growth: bool = False  # whether decoding pauses to count the pool's n-grams, so that its times mean nothing
 
     def __str__(self) -> str:
-        if self.setting is None:
-            base = next(name for name, number in TRANSFORMERS.items() if number == self.lookup_tokens)
-        elif self.setting in SETTINGS.values():
-            base = next(name for name, setting in SETTINGS.items() if setting == self.setting)
-        else:
-            assert isinstance(self.setting, LookaheadConfig)
-            base = names.name(self.setting)
-        return ":".join([base, *self._flags()])
+        return ":".join([self._base()[0], *self._flags()])
 
     @property
     def label(self) -> str:
         """The name in tables."""
+        return ", ".join([self._base()[1], *self._flags().values()])
+
+    def _base(self) -> tuple[str, str]:
+        """Returns the name without flags, and its words in tables."""
         if self.setting is None:
-            base = "transformers, prompt lookup" if self.lookup_tokens else "transformers"
-        elif isinstance(self.setting, str):
-            base = "jlade's choice"
-        elif self.setting == PLAIN:
-            base = "plain"
-        else:
-            kind = "prompt lookup " if not self.setting.has_tree and self.setting.window_size == 0 else ""
-            base = kind + names.label(self.setting)
-        return ", ".join([base, *self._flags().values()])
+            lookup = "transformers-lookup", "transformers, prompt lookup"
+            return lookup if self.lookup_tokens else ("transformers", "transformers")
+        name = next((name for name, setting in SETTINGS.items() if setting == self.setting), "")
+        if isinstance(self.setting, str) or self.setting == PLAIN:
+            return name, {"auto": "jlade's choice"}.get(name, name)
+        is_lookup = not self.setting.has_tree and self.setting.window_size == 0
+        return name or names.name(self.setting), "prompt lookup " * is_lookup + names.label(self.setting)
 
     def _flags(self) -> dict[str, str]:
         """Returns the flags of the name, each with its words in tables."""
         flags: dict[str, str] = {}
         if isinstance(self.setting, LookaheadConfig) and self.setting not in SETTINGS.values():
-            flags |= {f"no-{source}": f"without {source}" for source in _left_out(self.setting)}
+            is_general = self.setting.has_tree and self.setting.sources != ("chain",)
+            left_out = [source for source in SOURCES if is_general and source not in self.setting.sources]
+            flags |= {f"no-{source}": f"without {source}" for source in left_out}
             flags |= {} if self.setting.ngrams.pool_from_prompt else {"no-prompt": "without the prompt"}
             fields = vars(self.setting) | vars(self.setting.ngrams)
             flags |= {flag: words for flag, (attribute, way, words) in WAYS.items() if fields[attribute] == way}
@@ -78,10 +75,8 @@ class Method:
         flags |= {"warm": "warm pool"} if self.is_warm else {}
         flags |= {"growth": "counting the pool"} if self.shows_growth else {}
         flags |= {self.dtype: self.dtype} if self.dtype else {}
-        flags |= (
-            {f"t={_exact(self.temperature)}": f"temperature {_exact(self.temperature)}"} if self.temperature else {}
-        )
-        return flags
+        temperature = _exact(self.temperature)
+        return flags | ({f"t={temperature}": f"temperature {temperature}"} if self.temperature else {})
 
     @property
     def agreement(self) -> str:
@@ -168,13 +163,6 @@ def _with(setting: LookaheadConfig, **change: Any) -> LookaheadConfig:
     ngrams = dataclasses.replace(setting.ngrams, **change)
     drafts = dataclasses.replace(setting.drafts, ngrams=ngrams) if isinstance(setting.drafts, TreeConfig) else ngrams
     return dataclasses.replace(setting, drafts=drafts)
-
-
-def _left_out(setting: LookaheadConfig) -> list[str]:
-    """Returns the sources that a tree lacks."""
-    if not setting.has_tree or setting.sources == ("chain",):
-        return []
-    return [source for source in SOURCES if source not in setting.sources]
 
 
 def _exact(number: float) -> str:

@@ -1,15 +1,16 @@
 """Tables 2 and 3 and Appendix E of the paper (arXiv 2402.02057), and its numbers beside those of a run."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jlade.config import LookaheadConfig
 from jlade.evaluation import drafting, measures, quality, scaling, statistics
-from jlade.evaluation.comparison import Results
+from jlade.evaluation.comparison import Results, by_method
 from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.report import Row, Table
 from jlade.evaluation.runs import Result, Run
-from jlade.evaluation.tables import Column, Row, Table
 
 # Sampling in Section 3.2: Algorithm 4, and n-grams drawn greedily. No row of the paper's tables claims the window of
 # Algorithm 2, a row for each token: the numbers come from the authors' code, which moves it by a row for each step.
@@ -31,21 +32,17 @@ ABLATION = (
 PAPER_ABLATION = (1.00, 1.55, 1.45, 1.51, 1.12, 1.59, 1.79, 1.96, 2.05)
 
 
-def sampling_table(results: Results) -> Table:
+def sampling_table(run: Run, results: Results) -> Table:
     """Returns Table 2: ROUGE, speedup and tokens per step, greedy and sampled."""
-    rows = []
+    rows: list[Row] = []
     datasets = dict.fromkeys(result.dataset for result in next(iter(results.values())))
-    for dataset, (name, all_results) in itertools.product(datasets, results.items()):
-        of_method = measures.of_dataset(all_results, dataset)
-        baseline = measures.of_dataset(results[str(parse(name).baseline)], dataset)
-        scores = quality.rouge_of_each(
-            [result.answers[0].text for result in of_method], [result.reference or "" for result in of_method]
-        )
-        rouge = [_with_interval(column) for column in zip(*scores, strict=True)]
-        speedup = measures.speedup(of_method, baseline)
-        rows.append((dataset, parse(name).label, *rouge, speedup and speedup.mean, measures.compression(of_method)))
-    texts = map(Column, ("data set", "method (W, N, G)", "ROUGE-1", "ROUGE-2", "ROUGE-L"))
-    columns = (*texts, Column("speedup", ".2f x"), Column("tokens/step", ".2f"))
+    for dataset, (method, *both) in itertools.product(datasets, by_method(results)):
+        own, plain = (measures.of_dataset(part, dataset) for part in both)
+        scores = quality.rouge_of_each([one.answers[0].text for one in own], [one.reference or "" for one in own])
+        rouge = map(_with_interval, zip(*scores, strict=True))
+        rows.append((dataset, method.label, *rouge, measures.speedup(own, plain).mean, measures.compression(own)))
+    columns = dict.fromkeys(("data set", "method (W, N, G)", "ROUGE-1", "ROUGE-2", "ROUGE-L"), "")
+    columns |= {"speedup": ".2f x", "tokens/step": ".2f"}
     note = (
         "Means with 95% bootstrap intervals. Sampled texts of plain and coupled lookahead decoding have the same "
         "random key, so they are equal in float32; those by rejection (Algorithm 4) with a greedy window, the paper's "
@@ -53,7 +50,7 @@ def sampling_table(results: Results) -> Table:
         "temperature 1 and 0, 1.64 and 1.72 tokens per step on CNN/Daily Mail, 1.67 and 1.77 on XSum, and ROUGE-1 of "
         "36.5 and 37.8, 19.2 and 19.4, alike for both ways to decode."
     )
-    return Table("table2", "Sampling and summaries (Table 2 of the paper)", columns, tuple(rows), note)
+    return Table("table2", "Sampling and summaries (Table 2 of the paper)", columns, rows, note)
 
 
 def _with_interval(values: Sequence[float]) -> str:
@@ -67,24 +64,18 @@ def ablation_methods() -> list[Method]:
     return [parse("plain"), parse("transformers-lookup"), *map(Method, settings)]
 
 
-def ablation_table(results: Results) -> Table:
+def ablation_table(run: Run, results: Results) -> Table:
     """Returns Table 3: window, candidates and the prompt as reference, each left out."""
     rows: list[Row] = []
     measured = {}
     for i, (method, of_paper) in enumerate(zip(ablation_methods(), PAPER_ABLATION, strict=True), start=1):
-        name = str(method)
-        if name in results:
-            measured[i] = measures.compression(results[name])
-            speedup = measures.speedup(results[name], results[str(method.baseline)])
-            rows.append((f"{i}: {method.label}", speedup and speedup.mean, measured[i], of_paper))
-    columns = (
-        Column("row: W, N, G"),
-        Column("speedup", ".2f x"),
-        Column("tokens/step", ".2f"),
-        Column("paper, 7B", ".2f"),
-    )
+        if own := results.get(str(method)):
+            measured[i] = measures.compression(own)
+            speedup = measures.speedup(own, results[str(method.baseline)]).mean
+            rows.append((f"{i}: {method.label}", speedup, measured[i], of_paper))
+    columns = {"row: W, N, G": "", "speedup": ".2f x", "tokens/step": ".2f", "paper, 7B": ".2f"}
     title = "Window, candidates and prompt (Table 3 of the paper)"
-    return Table("table3", title, columns, tuple(rows), _order_note(measured))
+    return Table("table3", title, columns, rows, _order_note(measured))
 
 
 def _order_note(measured: dict[int, float]) -> str:
@@ -98,76 +89,51 @@ def _order_note(measured: dict[int, float]) -> str:
 
 def exactness_table(run: Run, results: Results) -> Table:
     """Returns Appendix E: the answers that differ from plain decoding in float32, and the closeness of the choice."""
-    rows = []
-    for name, of_method in results.items():
-        differences = [each for result in of_method for each in result.differences if each is not None]
-        number = len(measures.answers(of_method))
-        gaps = sorted(difference.logit_gap for difference in differences)
-        rows.append(
-            (
-                parse(name).label,
-                parse(name).dtype or run.about["dtype"],
-                number,
-                number - len(differences),
-                (number - len(differences)) / number,
-                max(gaps, default=None),
-            )
-        )
-    columns = (
-        Column("method (W, N, G)"),
-        Column("dtype"),
-        Column("answers", "d"),
-        Column("identical", "d"),
-        Column("share", ".0%"),
-        Column("largest top-two gap", ".2g"),
-    )
+    rows: list[Row] = []
     note = (
         "Compared with plain decoding in float32. The gap is the difference of the two largest logits in float32 where "
         "the first different token was chosen: rounding decides between tokens whose logits are close."
     )
-    for name, of_method in results.items():
-        baseline = str(parse(name).baseline)
-        if name != baseline and baseline in results:
-            note += f" {_compare_differences(name, of_method, results[baseline])}"
-    return Table("exactness", "Identical answers (Appendix E of the paper)", columns, tuple(rows), note)
+    for method, own, plain in by_method(results):
+        found = [each for result in own for each in result.differences]
+        gaps = [difference.logit_gap for difference in found if difference is not None]
+        share = found.count(None) / len(found)
+        dtype = method.dtype or run.about["dtype"]
+        rows.append((method.label, dtype, len(found), found.count(None), share, max(gaps, default=None)))
+        if method != method.baseline and plain:
+            note += f" {_compare_differences(method.label, own, plain)}"
+    columns = {"method (W, N, G)": "", "dtype": "", "answers": "d", "identical": "d", "share": ".0%"}
+    columns |= {"largest top-two gap": ".2g"}
+    return Table("exactness", "Identical answers (Appendix E of the paper)", columns, rows, note)
 
 
-def _compare_differences(name: str, results: Sequence[Result], baselines: Sequence[Result]) -> str:
+def _compare_differences(label: str, results: Sequence[Result], baselines: Sequence[Result]) -> str:
     """Returns whether a method differs from float32 in more answers than plain decoding of the same dtype does."""
-    pairs = [
-        (one is None, other is None)
-        for result, baseline in zip(results, baselines, strict=True)
-        for one, other in zip(result.differences, baseline.differences, strict=True)
-    ]
+    is_same = ([each is None for result in part for each in result.differences] for part in (results, baselines))
+    pairs = list(zip(*is_same, strict=True))
     only, only_plain = pairs.count((False, True)), pairs.count((True, False))
     chance = statistics.sign_test(only_plain, only)
     return (
-        f"{parse(name).label}: {only} answers differ that plain decoding of this dtype has right, and {only_plain} the "
+        f"{label}: {only} answers differ that plain decoding of this dtype has right, and {only_plain} the "
         f"other way round (one-sided sign test: p = {chance:.2g})."
     )
 
 
-def divergences_table(results: Results) -> Table | None:
+def divergences_table(run: Run, results: Results) -> Table | None:
     """Returns each answer that differs, with the gap where it does; None if there are none."""
-    rows = [
-        (parse(name).label, f"{result.dataset} {result.question}", turn, difference.position + 1, difference.logit_gap)
-        for name, of_method in results.items()
-        for result in of_method
+    rows: list[Row] = [
+        (method.label, f"{result.dataset} {result.question}", turn, difference.position + 1, difference.logit_gap)
+        for method, own, _ in by_method(results)
+        for result in own
         for turn, difference in enumerate(result.differences, start=1)
         if difference is not None
     ]
-    columns = (
-        Column("method (W, N, G)"),
-        Column("question"),
-        Column("turn", "d"),
-        Column("first different token", "d"),
-        Column("top-two gap", ".2g"),
-    )
-    return (
-        Table("divergences", "Answers that differ from plain decoding in float32", columns, tuple(rows))
-        if rows
-        else None
-    )
+    columns = {"method (W, N, G)": "", "question": "", "turn": "d", "first different token": "d", "top-two gap": ".2g"}
+    title = "Answers that differ from plain decoding in float32"
+    return Table("divergences", title, columns, rows) if rows else None
+
+
+Here = Callable[[Run, Results], str | None]  # returns the run's number, None if the results lack it
 
 
 class Entry(NamedTuple):
@@ -178,52 +144,52 @@ class Entry(NamedTuple):
     meaning: str
     conditions: str  # model, data and device of the paper
     number: str
-    here: Callable[[Run, Results], str | None]  # returns the run's number, None if the results lack it
+    here: Here
 
 
-def _lookahead(results: Results) -> str | None:
-    """Returns the first method with a window."""
-    return next((name for name in results if getattr(parse(name).setting, "window_size", 0)), None)
+def _lookahead(results: Results, temperature: float | None = None, flag: str = "") -> str | None:
+    """Returns the first method with a window, at a temperature and with a flag if they are given."""
+    for method, *_ in by_method(results):
+        is_lookahead = getattr(method.setting, "window_size", 0) and temperature in (None, method.temperature)
+        if is_lookahead and flag in str(method):
+            return str(method)
+    return None
 
 
-def _speedup(results: Results, name: str | None) -> str | None:
-    if name is None:
+def _speedup(run: Run, results: Results) -> str | None:
+    """Returns the speedup of the first method with a window."""
+    if (name := _lookahead(results)) is None:
         return None
-    speedup = measures.speedup(results[name], results[str(parse(name).baseline)])
-    return None if speedup is None else f"{speedup.mean:.2f}x"
+    speedup = measures.speedup(results[name], results[str(parse(name).baseline)]).mean
+    return None if math.isnan(speedup) else f"{speedup:.2f}x"
 
 
 def _steps(results: Results, name: str | None) -> str | None:
-    return None if name is None or name not in results else f"{measures.compression(results[name]):.2f}"
+    return f"{measures.compression(results[name]):.2f}" if name in results else None
 
 
-def _at(temperature: float, flag: str = "") -> Callable[[Run, Results], str | None]:
+def _at(temperature: float, flag: str = "") -> Here:
     """Returns the tokens per step of the lookahead method at a temperature."""
-
-    def steps(run: Run, results: Results) -> str | None:
-        names = [name for name in results if parse(name).temperature == temperature and _lookahead({name: []})]
-        return _steps(results, next((name for name in names if flag in name), None))
-
-    return steps
+    return lambda run, results: _steps(results, _lookahead(results, temperature, flag))
 
 
-def _of_row(number: int) -> Callable[[Run, Results], str | None]:
+def _of_row(number: int) -> Here:
     """Returns the tokens per step of a row of Table 3, from 1."""
     return lambda run, results: _steps(results, str(ablation_methods()[number - 1]))
 
 
 def _same_in_float32(run: Run, results: Results) -> str | None:
     shares = [
-        measures.identical(of_method)
-        for name, of_method in results.items()
-        if (parse(name).dtype or run.about["dtype"]) == "float32" and _lookahead({name: []})
+        measures.identical(own)
+        for method, own, _ in by_method(results)
+        if (method.dtype or run.about["dtype"]) == "float32" and _lookahead({str(method): own})
     ]
     return f"{min(shares):.0%} identical" if shares else None
 
 
 def _fit(run: Run, results: Results) -> str:
-    fit = scaling.fit(results)
-    return f"alpha {fit.alpha:.3f}, f {fit.f:.3f}"
+    law = scaling.fit(results)
+    return f"alpha {law.alpha:.3f}, f {law.f:.3f}"
 
 
 def _good(run: Run, results: Results) -> str | None:
@@ -231,7 +197,7 @@ def _good(run: Run, results: Results) -> str | None:
     return f"W = {row[3]}, N = {row[4]} (estimated)"
 
 
-def _on(device: str) -> Callable[[Run, Results], str | None]:
+def _on(device: str) -> Here:
     """Returns the highest estimated speedup of a 7B model on a device, at the N of Figure 8."""
 
     def highest(run: Run, results: Results) -> str | None:
@@ -241,72 +207,42 @@ def _on(device: str) -> Callable[[Run, Results], str | None]:
     return highest
 
 
-def _parallel(way: str, column: int) -> Callable[[Run, Results], str | None]:
-    """Returns the estimated speedup of a way to divide a step of a 7B model."""
+def _parallel(way: str, kind: str = "lookahead") -> Here:
+    """Returns the estimated speedup of plain or lookahead decoding by a way to divide a step of a 7B model."""
 
     def speedup(run: Run, results: Results) -> str | None:
         table = scaling.parallelism(run, results)[0]
         assert isinstance(table, Table)
-        row = next(row for row in table.rows if row[:2] == ("7B", way))
-        return f"{row[column]:.2f}x (estimated)"
+        row = next(row for row in table.facts()["rows"] if (row["model"], row["devices"]) == ("7B", way))
+        return f"{row[f'{kind}, speedup']:.2f}x (estimated)"
 
     return speedup
 
 
+def _jacobi(run: Run, results: Results) -> str | None:
+    return _steps(results, str(drafting.jacobi_methods()[-1]))
+
+
+NEWS = "LLaMA-2-7B-Chat, CNN/Daily Mail"
+FIGURE_5 = "Figure 5", "speedup of lookahead decoding", "LLaMA-2 and CodeLlama, 5 data sets, A100", "1.5x to 2.3x"
+DIVIDED = [  # ways to divide a step in Figures 6 and 7: the method, its model and devices, and its speedup
+    ("tensor parallelism", "plain", " without lookahead", "7B, several A100", "0.75x to 0.82x"),
+    ("pipeline parallelism", "plain", " without lookahead", "7B and 13B, several A100", "0.75x to 0.82x"),
+    ("lookahead parallelism", "lookahead", "", "CodeLlama-7B, ClassEval, 8 A100", "up to 4x"),
+]
+IN_ALGORITHM_4 = "tokens per step at temperature 1, by rejection", NEWS, "1.64"
+IN_E = "answers of plain decoding in float32", f"{CHAT}, 160 answers", "all identical"
+JACOBI = "tokens per step of Jacobi decoding", "no model named", "hardly more than 1"
 ENTRIES = (
-    Entry(
-        "jacobi",
-        "Section 2, Algorithm 1",
-        "tokens per step of Jacobi decoding",
-        "no model named",
-        "hardly more than 1",
-        lambda run, results: _steps(results, str(drafting.jacobi_methods()[-1])),
-    ),
+    Entry("jacobi", "Section 2, Algorithm 1", *JACOBI, _jacobi),
+    *(Entry(name, *FIGURE_5, _speedup) for name in ("figure5", "methods")),  # the first that a run has
+    Entry("figure6-7", "Figure 6", "speedup on one GPU", f"{CHAT}, FlashAttention", "1.8x", _parallel("one device")),
     *(
-        Entry(
-            experiment,
-            "Figure 5",
-            "speedup of lookahead decoding",
-            "LLaMA-2 and CodeLlama, 5 data sets, A100",
-            "1.5x to 2.3x",
-            lambda run, results: _speedup(results, _lookahead(results)),
-        )
-        for experiment in ("figure5", "methods")  # the first that a run has
+        Entry("figure6-7", "Figures 6, 7", f"speedup of {way}{words}", of, number, _parallel(f"{way}, 8 devices", kind))
+        for way, kind, words, of, number in DIVIDED
     ),
-    Entry("figure6-7", "Figure 6", "speedup on one GPU", f"{CHAT}, FlashAttention", "1.8x", _parallel("one device", 5)),
-    Entry(
-        "figure6-7",
-        "Figures 6, 7",
-        "speedup of tensor parallelism without lookahead",
-        "7B, several A100",
-        "0.75x to 0.82x",
-        _parallel("tensor parallelism, 8 devices", 4),
-    ),
-    Entry(
-        "figure6-7",
-        "Figures 6, 7",
-        "speedup of pipeline parallelism without lookahead",
-        "7B and 13B, several A100",
-        "0.75x to 0.82x",
-        _parallel("pipeline parallelism, 8 devices", 4),
-    ),
-    Entry(
-        "figure6-7",
-        "Figures 6, 7",
-        "speedup of lookahead parallelism",
-        "CodeLlama-7B, ClassEval, 8 A100",
-        "up to 4x",
-        _parallel("lookahead parallelism, 8 devices", 5),
-    ),
-    Entry("table2", "Table 2", "tokens per step, greedy", "LLaMA-2-7B-Chat, CNN/Daily Mail", "1.72", _at(0.0)),
-    Entry(
-        "table2",
-        "Table 2, Algorithm 4",
-        "tokens per step at temperature 1, by rejection",
-        "LLaMA-2-7B-Chat, CNN/Daily Mail",
-        "1.64",
-        _at(1.0, SAMPLING_FLAGS),
-    ),
+    Entry("table2", "Table 2", "tokens per step, greedy", NEWS, "1.72", _at(0.0)),
+    Entry("table2", "Table 2, Algorithm 4", *IN_ALGORITHM_4, _at(1.0, SAMPLING_FLAGS)),
     Entry("table3", "Table 3, row 2", "tokens per step of prompt lookup", CHAT, "1.55", _of_row(2)),
     Entry("table3", "Table 3, row 8", "tokens per step without the prompt", CHAT, "1.96", _of_row(8)),
     Entry("table3", "Table 3, row 9", "tokens per step", CHAT, "2.05", _of_row(9)),
@@ -314,14 +250,7 @@ ENTRIES = (
     Entry("table4", "Table 4", "good W and N of a 7B model", "A100", "W = 15, N = 5", _good),
     Entry("figure8", "Figure 8", "speedup on an A100", CHAT, "more than 1.5x", _on("a100")),
     Entry("figure8", "Figure 8", "speedup on an RTX 3090", "LLaMA-2-7B-Chat, MT-Bench", "1.3x", _on("rtx3090")),
-    Entry(
-        "exactness",
-        "Appendix E",
-        "answers of plain decoding in float32",
-        f"{CHAT}, 160 answers",
-        "all identical",
-        _same_in_float32,
-    ),
+    Entry("exactness", "Appendix E", *IN_E, _same_in_float32),
 )
 
 
@@ -332,11 +261,11 @@ def numbers_table(run: Run, results: Mapping[str, Results]) -> Table | None:
         here = entry.here(run, results[entry.experiment]) if results.get(entry.experiment) else None
         if here is not None and (entry.place, entry.meaning) not in [row[:2] for row in rows]:
             rows.append((entry.place, entry.meaning, entry.conditions, entry.number, here))
-    columns = map(Column, ("in the paper", "number", "its model, data and device", "the paper's", "here"))
+    columns = dict.fromkeys(("in the paper", "number", "its model, data and device", "the paper's", "here"), "")
     about = run.about
     note = (
         f"Here the model is {about['model']} in {about['dtype']} with {about['parameters'] / 1e6:,.1f} M parameters, "
         f"the data are {', '.join(about['data'])}, and the device is {about['device']} ({about['processor']}). "
         "Estimates are of the paper's model and device, from data sheets, with the tokens per step of this run."
     )
-    return Table("paper", "Beside the paper", tuple(columns), tuple(rows), note) if rows else None
+    return Table("paper", "Beside the paper", columns, rows, note) if rows else None

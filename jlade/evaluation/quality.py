@@ -70,7 +70,7 @@ def pass_rate(completions: Sequence[str], tests: Sequence[CodeTests], seconds: f
 
 
 def passed(completions: Sequence[str], tests: Sequence[CodeTests], seconds: float = 5.0) -> tuple[bool, ...]:
-    """Returns whether each completion passes its tests.
+    """Returns whether each completion passes its tests, given `seconds` without the start of the interpreter.
 
     **This runs generated code on this machine and is no sandbox: ask the user first.** The code can read and delete the
     user's files and use the network. Each completion runs in a process of its own, an isolated Python with an empty
@@ -82,11 +82,6 @@ def passed(completions: Sequence[str], tests: Sequence[CodeTests], seconds: floa
     after that. An early exit with any status, a crash, a timeout and any output count as failures. Code written to
     deceive is not detected: it shares the process with its tests, so it can read the line itself, or return objects
     that equal everything.
-
-    Args:
-      completions: answers of a model.
-      tests: the tests of each.
-      seconds: the time for a completion and its tests, without the start of the interpreter.
 
     Raises:
       ValueError: if there are no completions, or not one entry of `tests` for each; if `seconds` is not positive and

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -27,26 +27,24 @@ class DataRecord:
 
     def text(self, field: str) -> str:
         """Returns a text that is not blank."""
-        value: Any = self.values.get(field)
-        return value if _is_text(value) else self.fail(field, "Unicode text that is not blank")
+        return self._checked(field, _is_text, "Unicode text that is not blank")
 
     def texts(self, field: str) -> tuple[str, ...]:
         """Returns one or more texts, none of them blank."""
-        value: Any = self.values.get(field)
-        is_right = isinstance(value, list) and value and all(map(_is_text, value))
-        return tuple(value) if is_right else self.fail(field, "a list of one or more texts that are not blank")
+        return tuple(self._checked(field, _each(_is_text), "a list of one or more texts that are not blank"))
 
     def token_ids(self, field: str) -> tuple[int, ...]:
         """Returns one or more token ids."""
-        value: Any = self.values.get(field)
-        is_right = isinstance(value, list) and value and all(type(one) is int and one >= 0 for one in value)
-        return tuple(value) if is_right else self.fail(field, "a list of one or more token ids")
+        return tuple(self._checked(field, _each(_is_token_id), "a list of one or more token ids"))
 
     def identifier(self, field: str) -> str:
         """Returns an integer or a text, as text."""
-        value: Any = self.values.get(field)
-        is_right = type(value) is int or _is_text(value)
-        return str(value) if is_right else self.fail(field, "an integer or text that is not blank")
+        accepted = "an integer or text that is not blank"
+        return str(self._checked(field, lambda value: type(value) is int or _is_text(value), accepted))
+
+    def _checked(self, field: str, is_right: Callable[[Any], bool], accepted: str) -> Any:
+        value = self.values.get(field)
+        return value if is_right(value) else self.fail(field, accepted)
 
     def fail(self, field: str, accepted: str) -> NoReturn:
         """Raises a ValueError about a field."""
@@ -62,6 +60,15 @@ def _is_text(value: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _each(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a check of lists with one or more values, each of which must be right."""
+    return lambda value: isinstance(value, list) and bool(value) and all(map(is_right, value))
 
 
 def read(path: str | os.PathLike[str]) -> list[DataRecord]:
@@ -88,8 +95,7 @@ def read(path: str | os.PathLike[str]) -> list[DataRecord]:
 
 def _read_json(file: pathlib.Path) -> list[DataRecord]:
     lines = _read_lines(file)
-    first = next((line for line in lines if line.strip()), "")
-    if first.lstrip().startswith("["):
+    if "".join(lines).lstrip().startswith("["):
         items = _parse("".join(lines), str(file))
         return [DataRecord(f"{file}, item {i}", item) for i, item in enumerate(items, start=1)]
     places = [(f"{file}, line {i}", line) for i, line in enumerate(lines, start=1) if line.strip()]

@@ -25,7 +25,8 @@ from jlade.generation.difference import Difference
 
 # Token ids of the messages of a conversation. A last message of the assistant is the beginning of the answer.
 Encode = Callable[[Sequence[Message]], list[int]]
-VARYING = ("date", "command")  # facts about a run that may differ when it goes on
+Key = tuple[str, str, str]  # of a result: data set, id of the question, method
+VARYING = {"date", "command"}  # facts about a run that may differ when it goes on
 
 
 class Cell(NamedTuple):
@@ -36,7 +37,7 @@ class Cell(NamedTuple):
     method: Method
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         return self.dataset, self.question.id, str(self.method)
 
 
@@ -57,7 +58,7 @@ class Result:
     error: str | None = None  # why the question could not be answered, such as a prompt that is too long
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         return self.dataset, self.question, self.method
 
 
@@ -75,6 +76,11 @@ def limit(about: Mapping[str, Any]) -> str:
     return "as many new tokens as the paper allows" if most == "paper" else f"up to {most} new tokens"
 
 
+def reference(dtype: str) -> Method:
+    """Returns plain decoding in float32, of a run in `dtype`."""
+    return parse("plain:float32", dtype)
+
+
 def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str) -> list[Cell]:
     """Returns the cells of a question and methods, in a run in `dtype`.
 
@@ -86,11 +92,6 @@ def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str
     return [Cell(dataset, question, method) for method in order]
 
 
-def reference(dtype: str) -> Method:
-    """Returns plain decoding in float32, of a run in `dtype`."""
-    return parse("plain:float32", dtype)
-
-
 def read(file: str | os.PathLike[str]) -> Run:
     """Returns the run in a file.
 
@@ -100,20 +101,16 @@ def read(file: str | os.PathLike[str]) -> Run:
     path = pathlib.Path(file)
     if not path.is_file():
         raise ValueError(f"{path} is not a file with the results of `jlade bench`")
-    about: dict[str, Any] = {}
-    results = []
+    read_lines: list[Any] = []  # the facts about the run, then the results
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
             content = json.loads(line)
-            if number == 1:
-                about = dict(content["run"])
-            else:
-                results.append(_result(content))
+            read_lines.append(_result(content) if read_lines else dict(content["run"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}:{number} is not a line of a run: {error!r}") from error
-    if not about:
+    if not read_lines:
         raise ValueError(f"{path} is empty; accepted is a file written by `jlade bench`")
-    return Run(about, tuple(results))
+    return Run(read_lines[0], tuple(read_lines[1:]))
 
 
 def execute(
@@ -132,8 +129,7 @@ def execute(
 
     Args:
       cells: the questions and methods, in the order of `plan`.
-      model: answers.
-      encode: applies the chat template.
+      model, encode: answer them, with the chat template.
       file: JSON lines; the first one is `about`, the others are results.
       about: facts about the run. Those of an existing file must be the same, except for date and command.
       seed: of sampled texts.
@@ -144,14 +140,14 @@ def execute(
     """
     path = pathlib.Path(file)
     done = _prepare(path, about)
-    counts = collections.Counter(result.method for result in done.values())
-    runner = _Runner(model, encode, _Pools(path.with_suffix(".pools"), counts), jax.random.key(seed), run_code, done)
+    pools = _Pools(path.with_suffix(".pools"), collections.Counter(method for *_, method in done))
+    runner = _Runner(model, encode, pools, jax.random.key(seed), run_code, done)
     for cell in cells:
         if cell.key not in done:
             result = runner.answer(cell)
             append_line(path, json.dumps(dataclasses.asdict(result)))
             done[cell.key] = result
-            runner.pools.written(cell.method)
+            pools.written(cell.method)
             yield result
 
 
@@ -162,7 +158,7 @@ def done_cells(file: str | os.PathLike[str], cells: Sequence[Cell]) -> int:
     return sum(cell.key in done for cell in cells)
 
 
-def _prepare(path: pathlib.Path, about: Mapping[str, Any]) -> dict[tuple[str, str, str], Result]:
+def _prepare(path: pathlib.Path, about: Mapping[str, Any]) -> dict[Key, Result]:
     """Returns the results in the file after cutting off a line that an interruption left; writes a new file's head."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = _whole_lines(path) if path.exists() else []
@@ -171,8 +167,8 @@ def _prepare(path: pathlib.Path, about: Mapping[str, Any]) -> dict[tuple[str, st
             file.write_text(json.dumps({"run": dict(about)}) + "\n", encoding="utf-8")
         return {}
     run = read(path)
-    for name in sorted(about.keys() | run.about.keys()):
-        if name not in VARYING and run.about.get(name) != json.loads(json.dumps(about.get(name))):
+    for name in sorted((about.keys() | run.about.keys()) - VARYING):
+        if run.about.get(name) != json.loads(json.dumps(about.get(name))):
             raise ValueError(
                 f"{path} holds a run with {name}={run.about.get(name)!r}, and this one has {about.get(name)!r}: name "
                 "another --output, or remove the file"
@@ -186,9 +182,9 @@ def _whole_lines(path: pathlib.Path) -> list[bytes]:
 
 
 def _result(content: dict[str, Any]) -> Result:
-    answers = [Answer(**_tuples(answer)) for answer in content.pop("answers")]
-    differences = [each and Difference(*each) for each in content.pop("differences")]
-    return Result(**content, answers=tuple(answers), differences=tuple(differences))
+    answers = tuple(Answer(**_tuples(answer)) for answer in content.pop("answers"))
+    differences = tuple(each and Difference(*each) for each in content.pop("differences"))
+    return Result(**content, answers=answers, differences=differences)
 
 
 def _tuples(value: Any) -> Any:
@@ -198,21 +194,20 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-@dataclasses.dataclass(frozen=True)
-class _Runner:
+class _Runner(NamedTuple):
     model: EvaluatedModel
     encode: Encode
     pools: "_Pools"
     key: jax.Array
     run_code: bool
-    done: Mapping[tuple[str, str, str], Result]
+    done: Mapping[Key, Result]
 
     def answer(self, cell: Cell) -> Result:
         """Returns the answers to a question, whose random key is the same for all methods."""
         dataset, question, method = cell
         plain = reference(self.model.dtype)
-        baseline = self.done.get((dataset, question.id, str(plain)))
-        told = () if baseline is None or method == plain else baseline.answers
+        baseline = None if method == plain else self.done.get((dataset, question.id, str(plain)))
+        told = () if baseline is None else baseline.answers
         key = jax.random.fold_in(self.key, zlib.crc32(f"{dataset}/{question.id}".encode()))
         pool = self.pools.before(method)
         answers: list[Answer] = []
@@ -220,12 +215,12 @@ class _Runner:
         passed = error = None
         try:
             for turn in range(max(1, len(question.turns))):
-                before = [answer.text for answer in (told or answers)[:turn]]
-                prompt = self._prompt(question, before)
+                prompt = self._prompt(question, [answer.text for answer in (told or answers)[:turn]])
                 known = pool if method.is_warm else None
                 answer, pool = self.model.answer(prompt, method, key, known, question.choices, question.max_length)
                 answers.append(answer)
-                differences.append(self._difference(prompt, told[turn] if told else None, answer, method))
+                is_compared = told and not method.temperature
+                differences.append(self._difference(prompt, told[turn], answer) if is_compared else None)
             passed = self._judge(question, answers[-1])
         except ValueError as refused:
             answers, differences, error = [], [], str(refused)
@@ -256,17 +251,12 @@ class _Runner:
             return text.encode(self.model.tokenizer, question.turns[0], parse_special=False)
         return self.encode(question.messages(answers))
 
-    def _difference(
-        self, prompt: Sequence[int], expected: Answer | None, answer: Answer, method: Method
-    ) -> Difference | None:
-        if expected is None or method.temperature:
-            return None
-        params = self.model.params("float32")
-        return difference.find(params, list(prompt), expected.tokens, answer.tokens, self.model.kv_dtype)
+    def _difference(self, prompt: Sequence[int], expected: Answer, answer: Answer) -> Difference | None:
+        params, kv_dtype = self.model.params("float32"), self.model.kv_dtype
+        return difference.find(params, list(prompt), expected.tokens, answer.tokens, kv_dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pools:
+class _Pools(NamedTuple):
     """The warm pool of each method, in a file that is replaced after each question.
 
     A pool is written before the result and has its number in the name; the one before it is removed after the result.
@@ -274,31 +264,24 @@ class _Pools:
     """
 
     directory: pathlib.Path
-    num_results: Mapping[str, int]  # of each method, in the file of results
-    _held: dict[Method, tuple[int, NGramPool | None]] = dataclasses.field(default_factory=dict)
+    num_results: collections.Counter[str]  # of each method, in the file of results
 
     def before(self, method: Method) -> NGramPool | None:
         """Returns the pool after the last question, None for a cold one."""
-        if not method.is_warm:
-            return None
-        if method not in self._held:
-            number = self.num_results.get(str(method), 0)
-            file = self._files(method).get(number)
-            self._held[method] = number, None if file is None else storage.load_pool(file)
-        return self._held[method][1]
+        file = self._files(method).get(self.num_results[str(method)])
+        return None if file is None else storage.load_pool(file)
 
     def after(self, method: Method, pool: NGramPool | None) -> None:
         """Writes the pool after a question."""
-        if method.is_warm:
-            number = self._held[method][0] + 1
-            self._held[method] = number, pool
-            if pool is not None:
-                storage.save_pool(pool, self.directory / f"{_slug(method)}.{number}.safetensors")
+        if method.is_warm and pool is not None:
+            number = self.num_results[str(method)] + 1
+            storage.save_pool(pool, self.directory / f"{_slug(method)}.{number}.safetensors")
 
     def written(self, method: Method) -> None:
-        """Removes the pools before the newest one."""
+        """Counts a result that is in the file, and removes the pools before the newest one."""
+        self.num_results[str(method)] += 1
         for number, file in self._files(method).items():
-            if number < self._held[method][0]:
+            if number < self.num_results[str(method)]:
                 file.unlink()
 
     def _files(self, method: Method) -> dict[int, pathlib.Path]:

@@ -15,6 +15,11 @@ class Summary(NamedTuple):
     low: float  # the 95% interval of the mean
     high: float
 
+    @property
+    def interval(self) -> str | None:
+        """The 95% interval in words, None without numbers."""
+        return None if math.isnan(self.mean) else f"{self.low:.2f} to {self.high:.2f}"
+
 
 class ScalingFit(NamedTuple):
     """The scaling law of Section 4.2 of the paper, fitted."""
@@ -22,6 +27,11 @@ class ScalingFit(NamedTuple):
     alpha: float  # the mean rate at which speculated tokens are accepted, 0 to 1
     f: float  # one step in f has a good speculation; at least 1
     r2: float  # the explained share of the variance; nan if all compressions are equal
+
+    def compression(self, window_size: int, ngram_size: int) -> float:
+        """Returns the tokens per step of Equations 5 and 7 at W = G and N."""
+        (expected,) = expected_tokens(self.alpha, np.array([window_size]), np.array([ngram_size]))
+        return (self.f - 1 + float(expected)) / self.f
 
 
 class LogFit(NamedTuple):
@@ -65,10 +75,7 @@ def sign_test(fewer: int, more: int) -> float:
 def expected_tokens(alpha: float | np.ndarray, window_size: np.ndarray, ngram_size: np.ndarray) -> np.ndarray:
     """Returns the expected number of tokens that a good speculation accepts, Equation 5, with b = W = G, gamma = N - 1.
 
-    Args:
-      alpha: the acceptance rate; broadcasts against the sizes.
-      window_size: W, at least 1.
-      ngram_size: N, at least 2.
+    The acceptance rate `alpha` broadcasts against the sizes W, at least 1, and N, at least 2.
     """
     alpha, window_size, ngram_size = np.asarray(alpha)[..., None], window_size[..., None], ngram_size[..., None]
     i = np.arange(1, ngram_size.max())

@@ -158,31 +158,24 @@ def page(trace: Trace) -> str:
 
 def describe(lookahead: LookaheadConfig) -> tuple[str, str]:
     """Returns the name of decoding with the setting, and an explanation in one or two sentences."""
-    window, drafts = lookahead.window_size, lookahead.num_drafted
-    several = "Several tokens can be accepted at once."
-    if not window and not drafts:
-        kind, explanation = "Plain decoding", "Each forward pass gives one token."
-    elif not drafts:
-        kind = "Decoding with a window alone"
-        explanation = "Each forward pass guesses future tokens. None is verified, so a step accepts one token."
-    elif lookahead.sources == ("chain",):
-        kind = "Jacobi decoding"
-        explanation = "Each forward pass updates a chain of guesses, and accepts those that have converged."
-    elif lookahead.has_tree:
-        kind = "Lookahead decoding with a tree" if window else "Decoding with a tree"
+    window, several = lookahead.window_size, "Several tokens can be accepted at once."
+    if not lookahead.num_drafted and not window:
+        return "Plain decoding", "Each forward pass gives one token."
+    if not lookahead.num_drafted:
+        alone = "Each forward pass guesses future tokens. None is verified, so a step accepts one token."
+        return "Decoding with a window alone", alone
+    if lookahead.sources == ("chain",):
+        converged = "Each forward pass updates a chain of guesses, and accepts those that have converged."
+        return "Jacobi decoding", converged
+    if lookahead.has_tree:
         guesses = "guesses future tokens in a window, and verifies" if window else "verifies"
-        explanation = f"Each forward pass {guesses} a tree of drafts from several sources. {several}"
-    elif not window:
-        kind = "Prompt lookup"
-        explanation = f"Drafts are n-grams of {lookahead.ngram_size} tokens from the text so far. "
-        explanation += "One forward pass verifies all tokens of a draft at once."
-    else:
-        kind = "Lookahead decoding"
-        explanation = (
-            "Each forward pass guesses future tokens in a window, and verifies n-grams collected from earlier guesses. "
-            + several
-        )
-    return kind, explanation
+        tree = f"Each forward pass {guesses} a tree of drafts from several sources. {several}"
+        return "Lookahead decoding with a tree" if window else "Decoding with a tree", tree
+    if not window:
+        drafts = f"Drafts are n-grams of {lookahead.ngram_size} tokens from the text so far."
+        return "Prompt lookup", f"{drafts} One forward pass verifies all tokens of a draft at once."
+    ngrams = "guesses future tokens in a window, and verifies n-grams collected from earlier guesses"
+    return "Lookahead decoding", f"Each forward pass {ngrams}. {several}"
 
 
 class _Snapshot(NamedTuple):
@@ -216,8 +209,9 @@ def _step(before: _Snapshot, after: _Snapshot, setting: LookaheadConfig) -> Trac
     accepted = after.tokens[len(before.tokens) :].tolist()
     window, predicted = before.window[:, : setting.window_size].copy(), after.window[-1, : setting.window_size]
     window[0, :1] = before.tokens[-1]  # the array's value there is arbitrary
-    columns = np.concatenate([window, predicted[None]]).T  # [W, N]
-    completed = (("window", columns), ("text", _ngrams_of_text(before, after, setting)))
+    completed = [("window", column) for column in np.concatenate([window, predicted[None]]).T]  # [W, N]
+    completed += [("text", ngram) for ngram in _ngrams_of_text(before, after, setting)]
+    pools = before.pool, after.pool
     return TracedStep(
         level=before.level,
         window=window.tolist(),
@@ -225,9 +219,8 @@ def _step(before: _Snapshot, after: _Snapshot, setting: LookaheadConfig) -> Trac
         drafts=_drafts(before.tree.first(setting.num_drafted), accepted),
         accepted=accepted,
         ngrams=[
-            NGram(ngram.tolist(), source, known=_has(before.pool, ngram), kept=_has(after.pool, ngram))
-            for source, ngrams in completed
-            for ngram in ngrams
+            NGram(ngram.tolist(), source, *(_has(pool, ngram) for pool in pools))
+            for source, ngram in completed
             if before.pool is not None
         ],
         recycled=_recycled(before, after, accepted),
@@ -247,9 +240,8 @@ def _drafts(tree: Tree, accepted: list[int]) -> list[Draft]:
         verdict = "accepted" if agrees else "rejected" if is_reached else "unreached"
         chance = None if tree.costs is None else round(2 ** (-int(tree.costs[i]) / BIT), 4)
         found.append(Draft(token, parent, sources[int(tree.sources[i])], chance, verdict, is_kept=False))
-    deepest = max(
-        (i for i, draft in enumerate(found) if draft.verdict == "accepted"), key=depths.__getitem__, default=-1
-    )
+    accepted_drafts = (i for i, draft in enumerate(found) if draft.verdict == "accepted")
+    deepest = max(accepted_drafts, key=depths.__getitem__, default=-1)
     while deepest >= 0:
         found[deepest] = dataclasses.replace(found[deepest], is_kept=True)
         deepest = found[deepest].parent

@@ -75,22 +75,20 @@ def loops(program: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -
       rates: of the device.
       trips: rounds of the loops inside, where the program does not say it: attention's chunks of the cache.
     """
-    module = Module(program, sizes.experts_read)
-    return [_loop(module, module.body(loop), platform, sizes, rates, trips) for loop in module.loops(module.entry)]
-
-
-def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -> Loop:
-    launched = list(launches(module, body, trips))
-    return Loop(
-        kernels=sum(launch.times for launch in launched),
-        host_loops=_branches(module, body) if platform == "gpu" else 0,
-        exchanges=tuple(num_bytes for launch in launched for num_bytes in _exchanged(launch)),
-        copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes)),
-        vector_products=tuple(
-            _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
-        ),
-        time=time(rates, (launch.work for launch in launched)),
-    )
+    module, found = Module(program, sizes.experts_read), []
+    for body in (module.body(loop) for loop in module.loops(module.entry)):
+        launched = list(launches(module, body, trips))
+        slow = [launch for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)]
+        round_of_loop = Loop(
+            kernels=sum(launch.times for launch in launched),
+            host_loops=_branches(module, body) if platform == "gpu" else 0,
+            exchanges=tuple(num_bytes for launch in launched for num_bytes in _exchanged(launch)),
+            copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes)),
+            vector_products=tuple(map(_name, slow)),
+            time=time(rates, (launch.work for launch in launched)),
+        )
+        found.append(round_of_loop)
+    return found
 
 
 def _exchanged(launch: Launch) -> list[int]:

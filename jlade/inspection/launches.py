@@ -38,8 +38,7 @@ class Launch(NamedTuple):
     @property
     def work(self) -> Operation:
         """Its arithmetic and memory traffic."""
-        instruction = self.instruction
-        cycles, is_asynchronous = instruction.estimated_cycles, instruction.opcode in STARTS
+        cycles, is_asynchronous = self.instruction.estimated_cycles, self.instruction.opcode in STARTS
         return Operation(self.flops, self.traffic, 1, cycles, self.times, is_asynchronous)
 
     @property
@@ -65,10 +64,8 @@ class Launch(NamedTuple):
         if self.instruction.opcode == "custom-call":
             pairs = itertools.pairwise(self.operands)  # tokens and codes are side by side
             return sum(2 * x.size * packed.dimensions[-1] for x, packed in pairs if packed.dtype == "u8")
-        products = (launch for launch in self.inner if launch.instruction.opcode in PRODUCTS)
-        return sum(
-            2 * launch.instruction.size * _contracted(launch.instruction, launch.operands) for launch in products
-        )
+        products = [launch for launch in self.inner if launch.instruction.opcode in PRODUCTS]
+        return sum(2 * each.instruction.size * _contracted(each.instruction, each.operands) for each in products)
 
     @property
     def traffic(self) -> int:
@@ -118,13 +115,9 @@ class Launch(NamedTuple):
 
 
 def launches(module: Module, computation: str, trips: int = 1, times: int = 1) -> Iterator[Launch]:
-    """Yields the instructions that run as kernels.
+    """Yields the instructions of a computation that run as kernels, given how often it runs.
 
-    Args:
-      module: the program.
-      computation: its name.
-      trips: how often the body of an inner loop runs where the program does not say it.
-      times: how often the computation runs.
+    The body of an inner loop runs `trips` times where the program does not say it.
     """
     for instruction in module.computations[computation].values():
         if instruction.opcode == "while":
@@ -157,12 +150,8 @@ def _experts(module: Module, loop: Instruction) -> int:
 
 def _parameters(body: Computation) -> list[str]:
     """Returns the names of a computation's parameters in their order."""
-    numbers = {
-        i.name: int(match[0])
-        for i in body.values()
-        if i.opcode == "parameter" and (match := re.search(r"\d+", i.attributes))
-    }
-    return sorted(numbers, key=lambda name: numbers[name])
+    parameters = [(re.findall(r"\d+", i.attributes), i.name) for i in body.values() if i.opcode == "parameter"]
+    return [name for _, name in sorted((int(numbers[0]), name) for numbers, name in parameters)]
 
 
 def _elements_read(body: Computation, name: str) -> Iterator[int]:

@@ -27,9 +27,10 @@ def test_speed_counts_the_tokens_of_the_timed_steps():
 def test_speedups_are_of_each_question():
     results = [result("15,5,15", FAST), result("15,5,15", SLOW, question="2")]
     baselines = [result("plain", SLOW), result("plain", answer([1] * 4, seconds=0.2), question="2")]
-    assert measures.speedups(results, baselines) == pytest.approx([2.0, 0.5])
+    found = measures.speedup(results, baselines)
+    assert (found.mean, found.low, found.high) == pytest.approx((1.25, 0.5, 2.0))
     with pytest.raises(ValueError, match="argument 2 is shorter"):
-        measures.speedups(results, baselines[:1])
+        measures.speedup(results, baselines[:1])
 
 
 def test_an_answer_of_one_token_has_no_speed():
@@ -37,11 +38,11 @@ def test_an_answer_of_one_token_has_no_speed():
     assert measures.speed([result("plain", SLOW, letter)]) == measures.speed([result("plain", SLOW)])
     results = [result("transformers", of_transformers), result("transformers", SLOW, question="2")]
     baselines = [result("plain", letter), result("plain", SLOW, question="2")]
-    assert measures.speedups(results, baselines) == [1.0]
+    assert measures.speedup(results, baselines) == (1.0, 1.0, 1.0, 1.0)
     assert math.isnan(measures.speed(results[:1]))
-    assert measures.speedups(results[:1], baselines[:1]) == []
-    assert measures.speedup(results[:1], baselines[:1]) is None
-    assert measures.speedup(results, baselines).mean == 1.0
+    none = measures.speedup(results[:1], baselines[:1])
+    assert all(map(math.isnan, none))
+    assert none.interval is None
 
 
 def test_first_token_is_the_median():

@@ -20,7 +20,7 @@ def test_table_2():
         "15,5,15:t=1": [result("15,5,15:t=1", answer([1] * 4, text="no"), **summary)],
     }
     pytest.importorskip("rouge_score")
-    assert paper.sampling_table(results).texts() == [
+    assert paper.sampling_table(run(), results).texts() == [
         ["XSum", "plain", *["100.00 (100.0 to 100.0)"] * 3, "1.00x", "1.00"],
         [
             "XSum",
@@ -58,7 +58,7 @@ def ablation(compressions):
 
 
 def test_table_3_of_the_papers_own_numbers_is_in_its_order():
-    table = paper.ablation_table(ablation(PAPER_ABLATION))
+    table = paper.ablation_table(run(), ablation(PAPER_ABLATION))
     assert [row[2] for row in table.texts()] == [row[3] for row in table.texts()]
     assert table.texts()[0] == ["1: plain", "1.00x", "1.00", "1.00"]
     assert table.texts()[8] == ["9: 15, 5, 15", "2.05x", "2.05", "2.05"]
@@ -72,7 +72,7 @@ def test_table_3_names_the_rows_in_another_order():
     results = ablation(swapped)
     for i in (2, 3):
         del results[str(paper.ablation_methods()[i])]
-    note = paper.ablation_table(results).note
+    note = paper.ablation_table(run(), results).note
     count, swapped = note.split("; ")
     assert count == "19 of 21 pairs of rows are in the paper's order by tokens per step"
     assert swapped == "these are not: 2 above 6, 8 above 9."
@@ -107,11 +107,11 @@ def test_exactness_and_the_answers_that_differ():
     note = paper.exactness_table(run(), results | {"plain:bfloat16": plain}).note
     assert note.endswith("0 the other way round (one-sided sign test: p = 0.25).")
     assert "15, 5, 15, bfloat16: 2 answers differ that plain decoding of this dtype has right" in note
-    assert paper.divergences_table(results).texts() == [
+    assert paper.divergences_table(run(), results).texts() == [
         ["15, 5, 15, bfloat16", "code 1", "2", "7", "0.25"],
         ["15, 5, 15, bfloat16", "code 2", "1", "1", "0.5"],
     ]
-    assert paper.divergences_table({"plain": results["plain"]}) is None
+    assert paper.divergences_table(run(), {"plain": results["plain"]}) is None
 
 
 RESULTS = {

@@ -83,6 +83,6 @@ def test_hits_by_kind_have_rows_of_all_kinds_of_a_guide():
         for dataset in datasets.samples()
         for q in dataset.questions
     ]
-    kinds = {row[1] for row in drafting.hits_table({"15,5,15": results}).texts()}
+    kinds = {row[1] for row in drafting.hits_table(made.run(), {"15,5,15": results}).texts()}
     of_guide = {"HumanEval sample", "templates and forms sample", "technical documentation sample"}
     assert kinds > of_guide | {"MT-Bench sample: writing"}

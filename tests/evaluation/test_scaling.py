@@ -20,8 +20,8 @@ def test_figure_4_finds_the_line_and_the_law_that_made_the_numbers():
         return (1.5 - 1 + n - sum((1 - 0.6**i) ** w for i in range(1, n))) / 1.5
 
     results = of_windows(law)
-    table = scaling.windows_table(results)
-    assert [column.name for column in table.columns[:3]] == ["N", "W = 1", "W = 2"]
+    table, one, other = scaling.windows(run(), results)
+    assert list(table.columns)[:3] == ["N", "W = 1", "W = 2"]
     measured = {str(n): [law(LookaheadConfig.paper(w, n, w)) for w in scaling.WINDOWS] for n in (3, 5, 7)}
     for name, *compressions, slope, r2 in table.rows:
         assert compressions == pytest.approx(measured[name], abs=0.006)
@@ -29,7 +29,6 @@ def test_figure_4_finds_the_line_and_the_law_that_made_the_numbers():
         assert (slope, r2) == pytest.approx((fit.slope, fit.r2), abs=0.01)
     assert table.note.startswith("Equations 5 and 7 fit with alpha = 0.60")
     assert float(re.search(r"f = ([\d.]+)", table.note)[1]) == pytest.approx(1.5, abs=0.02)
-    one, other = scaling.windows_figures(results)
     assert (one.name, other.name, other.note) == ("figure4a", "figure4b", table.note)
     assert all(figure.png().startswith(b"\x89PNG") for figure in (one, other))
 
@@ -37,15 +36,15 @@ def test_figure_4_finds_the_line_and_the_law_that_made_the_numbers():
 def test_trees_beside_figure_4_find_the_line_that_made_the_numbers():
     results = {str(method): of(method, 1 + 0.3 * i) for i, method in enumerate(scaling.tree_methods())}
     del results["tree=119"]  # of another number of drafts than twice the one before
-    table = scaling.trees_table(results)
+    table = scaling.trees_table(run(), results)
     assert table.texts() == [["7", "8", "1.00"], ["15", "16", "1.30"], ["31", "32", "1.60"], ["63", "64", "1.90"]]
     assert table.note == "Each doubling of the tokens of a step adds 0.300 tokens per step; R² of the fit 1.000."
     results |= of_windows(lambda setting: 1.5)
-    assert scaling.blocks_figure(results).png().startswith(b"\x89PNG")
+    assert scaling.blocks_figure(run(), results).png().startswith(b"\x89PNG")
 
 
 def test_figure_4_of_equal_numbers_has_no_share_of_variance():
-    assert {row[-1] for row in scaling.windows_table(of_windows(lambda setting: 1.2)).texts()} == {"-"}
+    assert {row[-1] for row in scaling.windows(run(), of_windows(lambda setting: 1.2))[0].texts()} == {"-"}
 
 
 def test_the_settings_of_table_4_are_those_of_the_paper():
