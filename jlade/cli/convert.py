@@ -10,9 +10,9 @@ import rich.progress
 from rich.filesize import decimal
 
 from jlade import conversion, mesh
-from jlade.cli import arguments, interrupts, terminal
+from jlade.cli import arguments, terminal
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
-from jlade.conversion import location, orbax
+from jlade.conversion import location
 from jlade.conversion.calibration import mean_squares
 from jlade.conversion.checkpoint import copy_metadata
 from jlade.conversion.hf_config import auto_dtype
@@ -27,8 +27,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = arguments.Parser(
         prog="jlade convert",
-        description="Convert a checkpoint to jlade's own format, to Hugging Face's or to Orbax's, with its "
-        "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
+        description="Convert a checkpoint to jlade's own format or to Hugging Face's, with its configuration, "
+        "tokenizer and chat templates. The new directory appears whole or not at all.",
         epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
         examples=[
             "jlade convert path/to/model smaller --bits 8",
@@ -56,10 +56,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--to",
-        choices=("jlade", "hf", "orbax"),
+        choices=("jlade", "hf"),
         default="jlade",
-        help="jlade: safetensors with jlade's names; hf: safetensors for transformers; orbax: Orbax's format, which "
-        "needs the extra `orbax` (default: %(default)s)",
+        help="jlade: safetensors with jlade's names; hf: safetensors for transformers (default: %(default)s)",
     )
     arguments.add(result, "--revision", "--strict")
     return result
@@ -70,8 +69,6 @@ def run(options: argparse.Namespace) -> None:
     target = pathlib.Path(options.target)
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
-    if options.to == "orbax":
-        orbax.library()
     source = location.find(options.source, options.revision, weights=True)
     headers = read_headers(source, options.strict, options.adapter)
     cpu = jax.devices("cpu")[0]
@@ -87,8 +84,7 @@ def run(options: argparse.Namespace) -> None:
 
     load = conversion.load if headers.format == "jlade" else conversion.load_hf
     place = jax.sharding.SingleDeviceSharding(cpu)
-    spinner = rich.progress.SpinnerColumn()  # Orbax reports all bytes at the end
-    columns = spinner, rich.progress.DownloadColumn(), rich.progress.TextColumn("{task.description}")
+    columns = rich.progress.DownloadColumn(), rich.progress.TextColumn("{task.description}")
     with terminal.Bars(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
         advance = bars.begin("reading", sum(headers.bytes_by_dtype.values()))
         bits = options.bits if tokens is None else None
@@ -132,9 +128,5 @@ def _write(
 ) -> None:
     """Writes the weights and the metadata."""
     with written_whole(target) as directory:
-        if to == "orbax":
-            with interrupts.delayed():  # Orbax's threads would go on writing and prevent the cleanup
-                orbax.save(params, directory, advance)
-        else:
-            (conversion.save_hf if to == "hf" else conversion.save)(params, directory, advance)
+        (conversion.save_hf if to == "hf" else conversion.save)(params, directory, advance)
         copy_metadata(source, directory)

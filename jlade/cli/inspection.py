@@ -193,8 +193,7 @@ def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | N
     sizes: collections.Counter[str] = collections.Counter()
     for tensor in tensors:
         sizes[tensor.dtype if kind == "gguf" else tensor.value_dtype] += tensor.num_bytes
-    paths = {path for tensor in tensors for path in (tensor.file, *tensor.file.rglob("*"))}  # Orbax has a directory
-    files = [path.stat().st_size for path in paths if path.is_file()]
+    files = [file.stat().st_size for file in {tensor.file for tensor in tensors}]
     family = read_json(directory / "config.json")["model_type"]
     return Headers(config, family, kind, huggingface.first_dtype(found), found, dict(sizes), len(files), sum(files))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import jax
 from jax.sharding import Mesh
 
-from jlade.conversion import adapter_config, hf_quantization, huggingface, orbax, packed
+from jlade.conversion import adapter_config, hf_quantization, huggingface, packed
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import check_names
@@ -27,14 +27,13 @@ FILES = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.m
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory is a checkpoint written by `save`, or in Orbax's format."""
+    """Whether a directory is a checkpoint written by `save`."""
     directory = pathlib.Path(path)
     kinds = {name: single for single in (OWN_FILE, SINGLE_FILE) for name in (f"{single}.index.json", single)}
-    kinds[orbax.METADATA] = orbax.ARRAYS
     there = {kind: name for name, kind in kinds.items() if (directory / name).exists()}
     if len(there) > 1:
         raise ValueError(f"{directory} has two checkpoints, {' and '.join(there.values())}: remove one of them")
-    return bool(there) and SINGLE_FILE not in there
+    return OWN_FILE in there
 
 
 def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
@@ -64,7 +63,7 @@ def load(
     mesh: Mesh | None = None,
     adapter: str | os.PathLike[str] | None = None,
 ) -> LlamaParams:
-    """Returns the parameters of a checkpoint that `save`, or `jlade convert --to orbax`, wrote.
+    """Returns the parameters of a checkpoint that `save` wrote.
 
     Like `load_hf` it holds one array at a time besides the parameters, and reads only the parts of this process. The
     arguments are those of `load_hf`, except that:
@@ -74,7 +73,7 @@ def load(
     * An adapter is refused.
 
     Raises:
-      ValueError, warns: as `load_hf` does; Orbax is not installed where the arrays are in its format.
+      ValueError, warns: as `load_hf` does.
     """
     directory = pathlib.Path(path)
     if not is_checkpoint(directory):
@@ -96,8 +95,7 @@ def headers_of(
             f"`jlade convert ORIGINAL NEW_DIR --adapter {os.fspath(adapter)}`"
         )
     config = read_config(directory, strict)
-    is_orbax = (directory / orbax.METADATA).exists()
-    stored = orbax.stored_tensors(directory) if is_orbax else stored_tensors(directory, strict, OWN_FILE)
+    stored = stored_tensors(directory, strict, OWN_FILE)
     expected, tensors, used = expected_tensors(config), dict[str, Tensor](), set[str]()
     lacking = set[str]()
     for name, shape in expected.items():
