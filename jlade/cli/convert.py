@@ -12,11 +12,9 @@ from rich.filesize import decimal
 from jlade import conversion, mesh
 from jlade.cli import arguments, terminal
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
-from jlade.conversion import location
+from jlade.conversion import LoadOptions, formats, location
 from jlade.conversion.calibration import mean_squares
-from jlade.conversion.checkpoint import copy_metadata
-from jlade.conversion.hf_config import auto_dtype
-from jlade.conversion.tensors import check_dtype
+from jlade.conversion.checkpoint import Checkpoint
 from jlade.files import written_whole
 from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.models import quantization
@@ -69,26 +67,25 @@ def run(options: argparse.Namespace) -> None:
     target = pathlib.Path(options.target)
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
-    source = location.find(options.source, options.revision, weights=True)
+    source = formats.find(location.find(options.source, options.revision, weights=True))
     headers = read_headers(source, options.strict, options.adapter)
     cpu = jax.devices("cpu")[0]
-    dtype = check_dtype(auto_dtype(options.dtype, source), headers.dtype, source, cpu)
+    dtype = source.dtype(options.dtype, headers.tensors, cpu)
     shapes = headers.shapes(dtype, options.bits)
     kinds = quantization.kinds(shapes)
     if kinds and options.to == "hf":
-        asked = f"--bits {options.bits}" if options.bits else str(source)
+        asked = f"--bits {options.bits}" if options.bits else str(source.path)
         raise ValueError(f"--to hf writes floating point alone, and {asked} has matrices in {' and '.join(kinds)}")
-    tokens = _calibration(options, source)
+    tokens = _calibration(options, source.path)
     num_bytes = mesh.num_bytes(shapes)
     _check_space(target, num_bytes)
 
-    load = conversion.load if headers.format == "jlade" else conversion.load_hf
     place = jax.sharding.SingleDeviceSharding(cpu)
     columns = rich.progress.DownloadColumn(), rich.progress.TextColumn("{task.description}")
     with terminal.Bars(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
         advance = bars.begin("reading", sum(headers.bytes_by_dtype.values()))
         bits = options.bits if tokens is None else None
-        params = load(source, dtype, place, advance, bits, options.strict, adapter=options.adapter)
+        params = source.load(LoadOptions(dtype, place, advance, bits, options.strict, adapter=options.adapter))
         if tokens is not None:
             params = quantize(params, options.bits, importance=mean_squares(params, tokens))
         try:
@@ -124,9 +121,9 @@ def _check_space(target: pathlib.Path, num_bytes: int) -> None:
 
 
 def _write(
-    params: LlamaParams, source: pathlib.Path, target: pathlib.Path, to: str, advance: Callable[[int], None]
+    params: LlamaParams, source: Checkpoint, target: pathlib.Path, to: str, advance: Callable[[int], None]
 ) -> None:
     """Writes the weights and the metadata."""
     with written_whole(target) as directory:
         (conversion.save_hf if to == "hf" else conversion.save)(params, directory, advance)
-        copy_metadata(source, directory)
+        source.copy_metadata(directory)

@@ -1,5 +1,6 @@
 """The headers of GGUF files: the metadata of a model and the places of its tensors, in one file or in several."""
 
+import os
 import pathlib
 import re
 import sys
@@ -38,6 +39,13 @@ def is_gguf(path: pathlib.Path) -> bool:
         return path.suffix.lower() == SUFFIX
     with path.open("rb") as stream:
         return stream.read(len(MAGIC)) == MAGIC
+
+
+def existing(file: pathlib.Path) -> pathlib.Path:
+    """Returns the path of a GGUF file, or raises a ValueError if there is no such file."""
+    if not file.is_file():
+        raise ValueError(f"path must be a GGUF file, and there is no file {os.fspath(file)!r}")
+    return file
 
 
 def parts_of(file: pathlib.Path) -> list[pathlib.Path]:

@@ -95,17 +95,12 @@ def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
 
 
 def tokenizer_config(values: Values) -> dict[str, Any]:
-    """Returns the content of tokenizer_config.json: the chat templates and the names of special tokens."""
+    """Returns the chat templates and the names of special tokens, by the keys of tokenizer_config.json."""
     tokens = values.get(f"{KEYS}tokens")
     keys = {"bos_token": BOS, "eos_token": EOS, "unk_token": f"{KEYS}unknown_token_id"}
     keys["pad_token"] = f"{KEYS}padding_token_id"
     names = {name: _name(values, key, tokens) for name, key in keys.items() if values.get(key) is not None}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # transformers then takes tokenizer.json as it is
-        "clean_up_tokenization_spaces": False,
-        "chat_template": _chat_templates(values),
-        **names,
-    }
+    return {"clean_up_tokenization_spaces": False, "chat_template": _chat_templates(values), **names}
 
 
 def _chat_templates(values: Values) -> Any:

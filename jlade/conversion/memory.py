@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.conversion import hf_config, hf_quantization
+from jlade.conversion.checkpoint import LoadOptions, read_params
 from jlade.conversion.hf_tensors import model_tensors
-from jlade.conversion.huggingface import read_params
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.weight_files import DTYPES, StoredTensor, aligned, broken_rows
 from jlade.models.llama import LlamaParams
@@ -80,10 +80,10 @@ def load_held(
       tensors: by their names in a checkpoint. They have `shape` and `dtype`, and can be sliced.
       to_numpy: returns a tensor in NumPy.
       owner: the name of the model, for messages.
-      dtype, bits, mesh: see `load_hf`.
+      dtype, bits, mesh: see `LoadOptions`.
 
     Raises:
-      ValueError, warns: as `load_hf` does, with `owner`.config and `owner`.state_dict() in the place of files.
+      ValueError, warns: as `Checkpoint.load` does, with `owner`.config and `owner`.state_dict() in the place of files.
     """
     architecture = hf_config.check(pathlib.Path(f"{owner}.config"), config)
     method = hf_quantization.settings_of(config).get("quant_method")
@@ -95,4 +95,4 @@ def load_held(
         kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
         held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
     architecture, tensors_of_model = model_tensors(held, architecture, source)
-    return read_params(tensors_of_model, architecture, source, dtype, bits=bits, mesh=mesh)
+    return read_params(tensors_of_model, architecture, source, LoadOptions(dtype, bits=bits, mesh=mesh))

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
+from jlade.conversion.gguf import GGUF
 from jlade.conversion.gguf_tokenizer import SPLITS
 from jlade.conversion.json_files import Values, check_size, read_json, shown
 from jlade.generation import tokenizer_classes
@@ -30,9 +31,9 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokenizer | None:
-    """Returns the tokenizer in `path`/tokenizer.json, or None when there is no such file.
+    """Returns the tokenizer of a GGUF file, or that in `path`/tokenizer.json; None if there is none.
 
-    It also has the added tokens of tokenizer_config.json, or else of added_tokens.json and special_tokens_map.json.
+    The latter has the added tokens of tokenizer_config.json, or else of added_tokens.json and special_tokens_map.json.
 
     Raises:
       ValueError: when a file is broken or another one than tokenizer.json is to be read; names the token that has
@@ -43,6 +44,8 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
       UserWarning: when there is a tokenizer in other files alone, or a setting of decoding is ignored.
     """
     directory = pathlib.Path(path)
+    if directory.is_file():
+        return _of_gguf(GGUF(directory))
     file = directory / "tokenizer.json"
     if not file.exists():
         _say_unread(directory, strict)
@@ -73,6 +76,13 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
             )
     if model.get("model_type") in MISTRAL and tokenizer.get_vocab_size() > LARGE_VOCABULARY:
         _fix_mistral(directory / CONFIG, config, tokenizer, str(model.get("transformers_version") or ""), strict)
+    return tokenizer
+
+
+def _of_gguf(checkpoint: GGUF) -> Tokenizer | None:
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is not None:
+        _add(tokenizer, checkpoint.tokenizer_config, {}, {})
     return tokenizer
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import json
 import re
@@ -17,6 +18,7 @@ from jlade.cli import convert
 from jlade.cli.arguments import DEMO
 from jlade.cli.chat import Conversation
 from jlade.conversion import weight_files
+from jlade.conversion.checkpoint import Checkpoint
 from jlade.conversion.tensors import named_arrays
 from tests.conversion.test_hf_config import CONFIGS
 from tests.conversion.test_huggingface import write_checkpoint
@@ -162,13 +164,13 @@ def test_a_terminal_shows_a_bar_of_the_bytes(run, monkeypatch, tmp_path):
 
 
 def test_weights_are_read_onto_the_cpu_tensor_by_tensor(run, monkeypatch, tmp_path):
-    load, calls = jlade.conversion.load_hf, []
+    load, calls = Checkpoint.load, []
 
-    def load_hf(path, dtype, sharding, progress, bits, strict, adapter):
-        assert sharding.device_set == {jax.devices("cpu")[0]}
-        return load(path, dtype, sharding, calls.append, bits, strict, adapter=adapter)
+    def recorded(checkpoint, options):
+        assert options.sharding.device_set == {jax.devices("cpu")[0]}
+        return load(checkpoint, dataclasses.replace(options, progress=calls.append))
 
-    monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
+    monkeypatch.setattr(Checkpoint, "load", recorded)
     run(DEMO, tmp_path / "new", "--to", "hf")
     tensors = load_file(DEMO / "model.safetensors").values()
     assert sorted(calls) == sorted(array.nbytes for array in tensors)
@@ -258,12 +260,12 @@ def test_a_disk_with_too_little_room_is_refused_before_reading(refused, run, mon
         asked.append(path)
         return types.SimpleNamespace(free=num_bytes)
 
-    def load_hf(*arguments):
+    def load(*arguments):
         raise AssertionError("the weights were read")
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     run(DEMO, tmp_path / "fits", "--to", "hf")
-    monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
+    monkeypatch.setattr(Checkpoint, "load", load)
     message = refused(DEMO, tmp_path / "a" / "new", "--dtype", "float32")
     assert message == f"{tmp_path / 'a' / 'new'} would take 21.9 MB, and {tmp_path} has 11.0 MB free\n"
     assert asked == [tmp_path, tmp_path]
