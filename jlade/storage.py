@@ -22,6 +22,7 @@ from jlade.constraints.bans import BannedSequences, NoRepeatedNgrams
 from jlade.constraints.constraint import Constraint
 from jlade.conversion import LoadOptions, formats, generation_settings, location
 from jlade.conversion.tensors import Sharding
+from jlade.conversion.tokenizer_files import check_vocabulary
 from jlade.drafts import graded
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.recycled import PriorTable
@@ -31,7 +32,6 @@ from jlade.files import written_whole
 from jlade.generation import memory, stop_strings
 from jlade.generation.corpus import Corpus
 from jlade.generation.prior import Prior
-from jlade.generation.tokenizer_files import check_vocabulary, load_tokenizer
 from jlade.mesh import default_device
 from jlade.models import quantization
 from jlade.models.llama import LlamaParams
@@ -92,7 +92,7 @@ def load(
     place = location.find(path, revision, weights=True)
     checkpoint = formats.find(place)
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
-    tokenizer = load_tokenizer(place, strict)
+    tokenizer = checkpoint.tokenizer(strict)
     with memory.explained(device, functools.partial(_explain, place)):
         params = checkpoint.load(options)
     if tokenizer is not None:

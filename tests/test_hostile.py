@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 import jlade
 from jlade.cli import main
-from jlade.conversion import load_hf
+from jlade.conversion import load_hf, tokenizer_files
 from jlade.conversion.hf_config import read_config
-from jlade.generation import chat_template, text, tokenizer_files
+from jlade.generation import chat_template, text
 from tests import hostile
 from tests.conversion.test_huggingface import write_checkpoint
 

@@ -16,7 +16,6 @@ from jlade.conversion import LoadOptions, formats, location
 from jlade.conversion.calibration import mean_squares
 from jlade.conversion.checkpoint import Checkpoint
 from jlade.files import written_whole
-from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.models import quantization
 from jlade.models.llama import LlamaParams, quantize
 
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     if kinds and options.to == "hf":
         asked = f"--bits {options.bits}" if options.bits else str(source.path)
         raise ValueError(f"--to hf writes floating point alone, and {asked} has matrices in {' and '.join(kinds)}")
-    tokens = _calibration(options, source.path)
+    tokens = _calibration(options, source)
     num_bytes = mesh.num_bytes(shapes)
     _check_space(target, num_bytes)
 
@@ -96,15 +95,15 @@ def run(options: argparse.Namespace) -> None:
     print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {stored}")
 
 
-def _calibration(options: argparse.Namespace, source: pathlib.Path) -> list[int] | None:
+def _calibration(options: argparse.Namespace, source: Checkpoint) -> list[int] | None:
     """Returns the tokens to calibrate with, None for none."""
     if options.calibrate is None:
         return None
     if options.bits != 4:
         raise ValueError("--calibrate needs --bits 4")
-    tokenizer = load_tokenizer(source, options.strict)
+    tokenizer = source.tokenizer(options.strict)
     if tokenizer is None:
-        raise ValueError(f"{source} has no tokenizer.json, which --calibrate needs")
+        raise ValueError(f"{source.path} has no tokenizer.json, which --calibrate needs")
     text = pathlib.Path(options.calibrate).read_text(encoding="utf-8")
     if not text.strip():
         raise ValueError(f"{options.calibrate} has no text to calibrate with")

@@ -23,7 +23,7 @@ from jlade.conversion.tensors import SCALE, expected_tensors
 from jlade.conversion.weight_files import Tensor
 from jlade.costs import choice, devices
 from jlade.errors import check_int
-from jlade.generation import chat_template, placement, tokenizer_files
+from jlade.generation import chat_template, placement
 from jlade.inspection import sequences
 from jlade.inspection.model_programs import ModelPrograms
 from jlade.inspection.sequences import Sequences
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
             "total_bytes": weights_bytes + cache_bytes,
         },
         "engine": fitting.facts(),
-        "tokenizer": tokenizer_files.load_tokenizer(path) is not None,
+        "tokenizer": headers.checkpoint.tokenizer() is not None,
         "chat_template": chat_template.has_template(path),
         "sampling": {name: value for name, value in vars(jlade.load_sampling(path)).items() if value is not None},
         "device": device.device_kind,

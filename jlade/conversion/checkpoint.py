@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from tokenizers import Tokenizer
 
 from jlade.conversion import packed
 from jlade.conversion.json_files import Values, refuse_or_warn
@@ -99,6 +100,14 @@ class Checkpoint(abc.ABC):
         self, strict: bool = False, adapter: str | os.PathLike[str] | None = None
     ) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
         """Returns the configuration and the tensors by name, all checked, with an adapter if there is one."""
+
+    @abc.abstractmethod
+    def tokenizer(self, strict: bool = False) -> Tokenizer | None:
+        """Returns the tokenizer, None if there is none.
+
+        Warns:
+          UserWarning: there is one in a format that is not read, or a setting of it is ignored; `strict` refuses both.
+        """
 
     @property
     @abc.abstractmethod

@@ -14,11 +14,12 @@ from jlade.conversion.checkpoint import Checkpoint, LoadOptions
 from jlade.conversion.gguf_header import existing, parts_of, read_header
 from jlade.conversion.gguf_weights import model_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.conversion.tokenizer_files import add_tokens
 from jlade.conversion.weight_files import Tensor, stamp_of
 from jlade.models.llama import LlamaConfig, LlamaParams
 
 
-class Header(NamedTuple):
+class GGUFModel(NamedTuple):
     """What a file says before its weights, all checked: the metadata, and the tensors by Hugging Face's names."""
 
     metadata: Values
@@ -52,9 +53,14 @@ class GGUF(Checkpoint):
     def model_type(self) -> str:
         return read(self.path).config.family
 
+    def tokenizer(self, strict: bool = False) -> Tokenizer | None:
+        if (tokenizer := self.stored_tokenizer) is not None:
+            add_tokens(tokenizer, self.tokenizer_config, {}, {})
+        return tokenizer
+
     @property
-    def tokenizer(self) -> Tokenizer | None:
-        """A tokenizer like llama.cpp's."""
+    def stored_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer without the tokens that `tokenizer_config` names."""
         metadata, config, _ = read(self.path)
         return gguf_tokenizer.read_tokenizer(metadata, config.vocab_size)
 
@@ -68,7 +74,7 @@ class GGUF(Checkpoint):
         more = {"bos_token_id": metadata.get(gguf_tokenizer.BOS)} | gguf_config.unknown_keys(metadata)
         for name, content in (("config.json", more), ("generation_config.json", self.generation.values)):
             write_json(target / name, read_json(target / name) | dict(content))
-        if (tokenizer := self.tokenizer) is not None:
+        if (tokenizer := self.stored_tokenizer) is not None:
             tokenizer.save(os.fspath(target / "tokenizer.json"))
             # transformers takes tokenizer.json as it is for this class.
             content = {"tokenizer_class": "PreTrainedTokenizerFast"} | self.tokenizer_config
@@ -89,7 +95,7 @@ def load_gguf(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> 
     return GGUF(file).load(asked)
 
 
-def read(file: pathlib.Path) -> Header:
+def read(file: pathlib.Path) -> GGUFModel:
     """Returns the header of a file. The last one is kept: reading a vocabulary takes a part of a second.
 
     Raises:
@@ -100,9 +106,9 @@ def read(file: pathlib.Path) -> Header:
 
 
 @functools.lru_cache(maxsize=1)
-def _read(file: pathlib.Path, stamps: tuple[tuple[int, ...], ...]) -> Header:
+def _read(file: pathlib.Path, stamps: tuple[tuple[int, ...], ...]) -> GGUFModel:
     """Reads a header; `stamps` change with the files."""
     metadata, tensors, factors = read_header(file)
     config = gguf_config.read_config(metadata, {name: tensor.shape for name, tensor in tensors.items()}, factors)
     own = {name: tensor for name, tensor in tensors.items() if name not in factors}
-    return Header(metadata, config, model_tensors(own, config, metadata))
+    return GGUFModel(metadata, config, model_tensors(own, config, metadata))

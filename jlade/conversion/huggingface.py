@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
+from tokenizers import Tokenizer
 
 from jlade.conversion import adapter as adapters
 from jlade.conversion import adapter_config, generation_settings, hf_config, hf_experts, hf_quantization
@@ -14,6 +15,7 @@ from jlade.conversion.checkpoint import Checkpoint, LoadOptions
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.tensors import named_arrays
+from jlade.conversion.tokenizer_files import load_tokenizer
 from jlade.conversion.weight_files import SINGLE_FILE, Tensor, stored_tensors, write_tensors
 from jlade.files import written_whole
 from jlade.models import quantization
@@ -43,6 +45,9 @@ class HuggingFace(Checkpoint):
             adapter_config.say_ignored(self.path, strict)
             return config, tensors
         return adapters.merge(config, tensors, adapter, strict)
+
+    def tokenizer(self, strict: bool = False) -> Tokenizer | None:
+        return load_tokenizer(self.path, strict)
 
     @property
     def generation(self) -> Values:

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 
 from jlade.conversion.gguf import GGUF
 from jlade.conversion.json_files import is_file_name, read_json, shown
+from jlade.errors import errors_of
 from jlade.generation import text
 
 SECONDS = 4  # of a conversation; templates take milliseconds
@@ -69,7 +70,7 @@ class ChatTemplate:
         Raises:
           ValueError: when the template raises an error, or takes too long or too much memory.
         """
-        with text.errors_of("the chat template cannot be chosen"):
+        with errors_of("the chat template cannot be chosen"):
             chosen = self.tokenizer.get_chat_template(self.template, tools)
         special = self.tokenizer.special_tokens_map
         shows = functools.partial(_shows, chosen, json.dumps(special), tools is not None)
@@ -89,7 +90,7 @@ class ChatTemplate:
 
     def encode(self, rendered: str, add_special_tokens: bool = False) -> list[int]:
         """Returns the token ids of the text of a conversation, by default with no special tokens but the template's."""
-        with text.errors_of("tokenizer cannot encode the conversation"):
+        with errors_of("tokenizer cannot encode the conversation"):
             ids: list[int] = self.tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
 
@@ -174,10 +175,10 @@ def load_tokenizer(path: pathlib.Path) -> Any:
     if not path.is_file():
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             _check_names(path / name)
-    with text.errors_of(f"{path} has no tokenizer that transformers can read"):
+    with errors_of(f"{path} has no tokenizer that transformers can read"):
         if path.is_file():
             checkpoint = GGUF(path)
-            return PreTrainedTokenizerFast(tokenizer_object=checkpoint.tokenizer, **checkpoint.tokenizer_config)
+            return PreTrainedTokenizerFast(tokenizer_object=checkpoint.stored_tokenizer, **checkpoint.tokenizer_config)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     if tokenizer.chat_template is None:
         tokenizer.chat_template = of_processor(path)

@@ -5,17 +5,15 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-from jlade.conversion.gguf import GGUF
+from jlade.conversion import tokenizer_classes
 from jlade.conversion.gguf_tokenizer import SPLITS
 from jlade.conversion.json_files import Values, check_size, read_json, shown
-from jlade.generation import tokenizer_classes
-from jlade.generation.least_tokens import steps_of
-from jlade.generation.text import errors_of
+from jlade.errors import errors_of
 
 MAX_BYTES = 2**27  # of tokenizer.json, several times those of any
 MAX_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
@@ -31,9 +29,9 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokenizer | None:
-    """Returns the tokenizer of a GGUF file, or that in `path`/tokenizer.json; None if there is none.
+    """Returns the tokenizer in `path`/tokenizer.json, or None when there is no such file.
 
-    The latter has the added tokens of tokenizer_config.json, or else of added_tokens.json and special_tokens_map.json.
+    It also has the added tokens of tokenizer_config.json, or else of added_tokens.json and special_tokens_map.json.
 
     Raises:
       ValueError: when a file is broken or another one than tokenizer.json is to be read; names the token that has
@@ -44,8 +42,6 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
       UserWarning: when there is a tokenizer in other files alone, or a setting of decoding is ignored.
     """
     directory = pathlib.Path(path)
-    if directory.is_file():
-        return _of_gguf(GGUF(directory))
     file = directory / "tokenizer.json"
     if not file.exists():
         _say_unread(directory, strict)
@@ -67,7 +63,7 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
     _check_settings(directory / CONFIG, config, tokenizer, name, strict)
     tokenizer.encode_special_tokens = Values(directory / CONFIG, config).boolean("split_special_tokens")
     with errors_of(f"{directory}: the tokens that files add to tokenizer.json cannot be read"):
-        stated = _add(tokenizer, config, added, special)
+        stated = add_tokens(tokenizer, config, added, special)
     for token_id, content in stated.items():
         if (found := tokenizer.token_to_id(content)) != token_id:
             raise ValueError(
@@ -76,13 +72,6 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
             )
     if model.get("model_type") in MISTRAL and tokenizer.get_vocab_size() > LARGE_VOCABULARY:
         _fix_mistral(directory / CONFIG, config, tokenizer, str(model.get("transformers_version") or ""), strict)
-    return tokenizer
-
-
-def _of_gguf(checkpoint: GGUF) -> Tokenizer | None:
-    tokenizer = checkpoint.tokenizer
-    if tokenizer is not None:
-        _add(tokenizer, checkpoint.tokenizer_config, {}, {})
     return tokenizer
 
 
@@ -98,6 +87,17 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: str | os.PathL
         if strict:
             raise ValueError(f"{message}; strict=True refuses them: {outside}")
         warnings.warn(f"{message}; prompts with them are refused, as strict=True does: {outside}", stacklevel=2)
+
+
+def steps_of(part: Any) -> Iterator[dict[str, Any]]:
+    """Yields the settings of a normalizer or pre-tokenizer, those of a sequence one by one."""
+    left = [] if part is None else [json.loads(part.__getstate__())]
+    while left:
+        settings = left.pop()
+        if settings["type"] == "Sequence":
+            left += settings.get("normalizers") or settings.get("pretokenizers") or []
+        else:
+            yield settings
 
 
 def _say_unread(directory: pathlib.Path, strict: bool) -> None:
@@ -185,7 +185,7 @@ def _check_growth(normalizer: Any) -> None:
             raise ValueError(f"its normalizer makes texts more than {MAX_GROWTH} times longer")
 
 
-def _add(
+def add_tokens(
     tokenizer: Tokenizer, config: Mapping[str, Any], added: Mapping[str, int], special: Mapping[str, Any]
 ) -> dict[int, str]:
     """Adds tokens in the order of transformers 5, which decides their ids, and returns the ids that the files state.
