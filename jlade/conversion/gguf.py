@@ -91,8 +91,7 @@ def load_gguf(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> 
     Raises:
       ValueError: as `Checkpoint.load` does; the package gguf is not installed.
     """
-    file, asked = pathlib.Path(path), LoadOptions(*arguments, **options)
-    return GGUF(file).load(asked)
+    return GGUF(pathlib.Path(path)).load(LoadOptions(*arguments, **options))
 
 
 def read(file: pathlib.Path) -> GGUFModel:

@@ -22,6 +22,7 @@ from jlade.models import quantization
 from jlade.models.llama import LlamaConfig, LlamaParams
 
 TIED = "tie_word_embeddings"
+DTYPES = ("float32", "bfloat16", "float16")
 FILES = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.model")  # of tokenizers: the last two
 
 
@@ -58,7 +59,17 @@ class HuggingFace(Checkpoint):
         return str(read_json(self.path / "config.json")["model_type"])
 
     def auto_dtype(self, dtype: jax.typing.DTypeLike | None) -> jax.typing.DTypeLike | None:
-        return hf_config.auto_dtype(dtype, self.path)
+        if not (isinstance(dtype, str) and dtype == "auto"):
+            return dtype
+        file = self.path / "config.json"
+        raw = read_json(file)
+        key = next((key for key in ("dtype", "torch_dtype") if raw.get(key) is not None), None)
+        if key is not None and raw[key] not in DTYPES:
+            raise ValueError(
+                f"{file}: {key} is {raw[key]!r}; supported are {', '.join(DTYPES)}: name one in the place of "
+                "dtype='auto'"
+            )
+        return dtype if key is None else str(raw[key])
 
     def copy_metadata(self, target: pathlib.Path) -> None:
         """In config.json, dtype and tying are those of the new weights, which are not quantized as the original."""
@@ -87,10 +98,10 @@ def load_hf(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> Ll
         names. The end tokens come from generation_config.json if it names any.
       arguments, options: see `jlade.conversion.LoadOptions`.
     """
-    directory, asked = pathlib.Path(path), LoadOptions(*arguments, **options)
+    directory = pathlib.Path(path)
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
-    return HuggingFace(directory).load(asked)
+    return HuggingFace(directory).load(LoadOptions(*arguments, **options))
 
 
 def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:

@@ -63,6 +63,17 @@ class HeldTensor(StoredTensor):
         return arrays, broken
 
 
+def hold(
+    tensors: Mapping[str, Any], source: pathlib.Path, to_numpy: Callable[[Any], np.ndarray]
+) -> dict[str, StoredTensor]:
+    """Returns tensors of any package as those of a `source`, see `HeldTensor`."""
+    held: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
+        held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
+    return held
+
+
 def load_held(
     config: Mapping[str, Any],
     tensors: Mapping[str, Any],
@@ -90,9 +101,5 @@ def load_held(
     if method in hf_quantization.ACCEPTED:
         raise ValueError(f"{owner} is quantized with {method}; only its files are read: `jlade.load(PATH, bits=4)`")
     source = pathlib.Path(f"{owner}.state_dict()")
-    held: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
-        held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
-    architecture, tensors_of_model = model_tensors(held, architecture, source)
+    architecture, tensors_of_model = model_tensors(hold(tensors, source, to_numpy), architecture, source)
     return read_params(tensors_of_model, architecture, source, LoadOptions(dtype, bits=bits, mesh=mesh))

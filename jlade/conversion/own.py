@@ -93,7 +93,7 @@ def load(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> Llama
       path: the directory.
       arguments, options: see `jlade.conversion.LoadOptions`. An adapter is refused.
     """
-    directory, asked = pathlib.Path(path), LoadOptions(*arguments, **options)
+    directory = pathlib.Path(path)
     if not is_own(directory):
         raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
-    return Own(directory).load(asked)
+    return Own(directory).load(LoadOptions(*arguments, **options))
