@@ -194,8 +194,20 @@ class _Content:
         if self._num_elements > MAX_ELEMENTS:
             raise ValueError(f"its arrays have more than {MAX_ELEMENTS} elements")
         if kind == STRING:
-            return [self.value(STRING) for _ in range(length)]
+            return self._strings(length)
         return list(struct.unpack(f"={length}{CODES[kind]}", self.take(length * SIZES[CODES[kind]])))
+
+    def _strings(self, length: int) -> list[str]:
+        """Returns the next strings, without calls for each of them: a vocabulary has a hundred thousand."""
+        content, end, size_of, strings = self._bytes, self.place, struct.Struct("=Q").unpack_from, list[str]()
+        for _ in range(length):
+            begin = end + SIZES["Q"]
+            self.check(begin)
+            end = begin + size_of(content, end)[0]
+            strings.append(content[begin:end].decode())
+        self.place = end
+        self.check(end)
+        return strings
 
 
 def _plain(value: Any) -> Any:
