@@ -32,8 +32,8 @@ from jlade.constraints.automaton import Automaton
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import UnsupportedError
 from jlade.constraints.tokens import Table, Trie
-from jlade.conversion import location
-from jlade.generation import text, tokenizer_files
+from jlade.conversion import formats, location
+from jlade.generation import text
 
 
 class Schema(NamedTuple):
@@ -130,7 +130,7 @@ def of_tables(vocabulary: Vocabulary, tables: Sequence[Size | None]) -> dict[str
 
 def read_vocabulary(path: str) -> Vocabulary:
     """Returns the tokens of a tokenizer, the first one without bytes as that which ends a text."""
-    tokenizer: Any = tokenizer_files.load_tokenizer(location.find(path))
+    tokenizer: Any = formats.find(location.find(path)).tokenizer()
     if tokenizer is None:
         raise SystemExit(f"{path} has no tokenizer")
     spelled, size = text.token_bytes(tokenizer), tokenizer.get_vocab_size()

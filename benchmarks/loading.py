@@ -34,14 +34,14 @@ from safetensors import safe_open
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import make_mesh
-from jlade.conversion import load, load_hf, orbax, save, save_hf
+from jlade.conversion import load, load_hf, save, save_hf
 from jlade.conversion.tensors import build_params, expected_tensors
 
 TOUCH = "import numpy; numpy.ones(10**9)"
 SHAPE = SHAPES["1b"]  # TinyLlama's
 WAYS = ("safetensors", "bfloat16", "float32", "filling as much as float32")
 MESHES = {"model=8": (1, 1, 8), "lookahead=2, model=4": (1, 2, 4)}
-FORMATS = {"Hugging Face": (save_hf, load_hf), "jlade": (save, load), "Orbax": (orbax.save, load)}
+FORMATS = {"Hugging Face": (save_hf, load_hf), "jlade": (save, load)}
 
 
 def main() -> None:

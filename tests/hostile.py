@@ -24,13 +24,13 @@ from tokenizers import Tokenizer
 
 import jlade
 from jlade import conversion
-from jlade.conversion import gguf_header, hf_config
+from jlade.conversion import gguf_header, hf_config, tokenizer_files
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import choice, estimate, learned
 from jlade.drafts import pool as pool_lib
 from jlade.drafts import recycled
-from jlade.generation import chat_template, text, tokenizer_files
+from jlade.generation import chat_template, text
 from jlade.generation import prior as prior_lib
 from jlade.models import trial
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint

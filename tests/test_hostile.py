@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 import jlade
 from jlade.cli import main
-from jlade.conversion import load_hf
+from jlade.conversion import load_hf, tokenizer_files
 from jlade.conversion.hf_config import read_config
-from jlade.generation import chat_template, text, tokenizer_files
+from jlade.generation import chat_template, text
 from tests import hostile
 from tests.conversion.test_huggingface import write_checkpoint
 
@@ -160,14 +160,6 @@ def test_names_that_lead_out_of_a_checkpoint_are_refused(tmp_path):
     (directory / "tokenizer_config.json").write_text(json.dumps({"init_inputs": ["../secret.json"]}))
     with pytest.raises(ValueError, match="init_inputs must be empty"):
         chat_template.load_tokenizer(directory)
-    # Only directories that jlade made of a GGUF file name a file elsewhere.
-    write_checkpoint(directory)
-    own = {"stamps": {str(tmp_path / "secret.json"): []}, "tensors": {}}
-    (directory / "model.gguf.index.json").write_text(json.dumps(own))
-    load_hf(directory)
-    (directory / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="has no weights"):
-        load_hf(directory)
 
 
 def test_the_links_of_the_hub_s_cache_are_followed(tmp_path):

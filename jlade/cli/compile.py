@@ -6,7 +6,7 @@ import jlade
 from jlade.cli import arguments, inspect_device, limits, terminal
 from jlade.cli.generate import size_of_engine
 from jlade.config import CONTROLS
-from jlade.conversion.hf_config import read_config
+from jlade.conversion.formats import read_config
 from jlade.costs.devices import DEVICES
 from jlade.errors import check_int
 from jlade.generation.options import Keywords

@@ -10,15 +10,12 @@ import rich.progress
 from rich.filesize import decimal
 
 from jlade import conversion, mesh
-from jlade.cli import arguments, interrupts, terminal
+from jlade.cli import arguments, terminal
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
-from jlade.conversion import location, orbax
+from jlade.conversion import LoadOptions, formats, location
 from jlade.conversion.calibration import mean_squares
-from jlade.conversion.checkpoint import copy_metadata
-from jlade.conversion.hf_config import auto_dtype
-from jlade.conversion.tensors import check_dtype
+from jlade.conversion.checkpoint import Checkpoint
 from jlade.files import written_whole
-from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.models import quantization
 from jlade.models.llama import LlamaParams, quantize
 
@@ -27,8 +24,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = arguments.Parser(
         prog="jlade convert",
-        description="Convert a checkpoint to jlade's own format, to Hugging Face's or to Orbax's, with its "
-        "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
+        description="Convert a checkpoint to jlade's own format or to Hugging Face's, with its configuration, "
+        "tokenizer and chat templates. The new directory appears whole or not at all.",
         epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
         examples=[
             "jlade convert path/to/model smaller --bits 8",
@@ -56,10 +53,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--to",
-        choices=("jlade", "hf", "orbax"),
+        choices=("jlade", "hf"),
         default="jlade",
-        help="jlade: safetensors with jlade's names; hf: safetensors for transformers; orbax: Orbax's format, which "
-        "needs the extra `orbax` (default: %(default)s)",
+        help="jlade: safetensors with jlade's names; hf: safetensors for transformers (default: %(default)s)",
     )
     arguments.add(result, "--revision", "--strict")
     return result
@@ -70,29 +66,25 @@ def run(options: argparse.Namespace) -> None:
     target = pathlib.Path(options.target)
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
-    if options.to == "orbax":
-        orbax.library()
-    source = location.find(options.source, options.revision, weights=True)
+    source = formats.find(location.find(options.source, options.revision, weights=True))
     headers = read_headers(source, options.strict, options.adapter)
     cpu = jax.devices("cpu")[0]
-    dtype = check_dtype(auto_dtype(options.dtype, source), headers.dtype, source, cpu)
+    dtype = source.dtype(options.dtype, headers.tensors, cpu)
     shapes = headers.shapes(dtype, options.bits)
     kinds = quantization.kinds(shapes)
     if kinds and options.to == "hf":
-        asked = f"--bits {options.bits}" if options.bits else str(source)
+        asked = f"--bits {options.bits}" if options.bits else str(source.path)
         raise ValueError(f"--to hf writes floating point alone, and {asked} has matrices in {' and '.join(kinds)}")
     tokens = _calibration(options, source)
     num_bytes = mesh.num_bytes(shapes)
     _check_space(target, num_bytes)
 
-    load = conversion.load if headers.format == "jlade" else conversion.load_hf
     place = jax.sharding.SingleDeviceSharding(cpu)
-    spinner = rich.progress.SpinnerColumn()  # Orbax reports all bytes at the end
-    columns = spinner, rich.progress.DownloadColumn(), rich.progress.TextColumn("{task.description}")
+    columns = rich.progress.DownloadColumn(), rich.progress.TextColumn("{task.description}")
     with terminal.Bars(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
         advance = bars.begin("reading", sum(headers.bytes_by_dtype.values()))
         bits = options.bits if tokens is None else None
-        params = load(source, dtype, place, advance, bits, options.strict, adapter=options.adapter)
+        params = source.load(LoadOptions(dtype, place, advance, bits, options.strict, adapter=options.adapter))
         if tokens is not None:
             params = quantize(params, options.bits, importance=mean_squares(params, tokens))
         try:
@@ -103,15 +95,15 @@ def run(options: argparse.Namespace) -> None:
     print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {stored}")
 
 
-def _calibration(options: argparse.Namespace, source: pathlib.Path) -> list[int] | None:
+def _calibration(options: argparse.Namespace, source: Checkpoint) -> list[int] | None:
     """Returns the tokens to calibrate with, None for none."""
     if options.calibrate is None:
         return None
     if options.bits != 4:
         raise ValueError("--calibrate needs --bits 4")
-    tokenizer = load_tokenizer(source, options.strict)
+    tokenizer = source.tokenizer(options.strict)
     if tokenizer is None:
-        raise ValueError(f"{source} has no tokenizer.json, which --calibrate needs")
+        raise ValueError(f"{source.path} has no tokenizer.json, which --calibrate needs")
     text = pathlib.Path(options.calibrate).read_text(encoding="utf-8")
     if not text.strip():
         raise ValueError(f"{options.calibrate} has no text to calibrate with")
@@ -128,13 +120,9 @@ def _check_space(target: pathlib.Path, num_bytes: int) -> None:
 
 
 def _write(
-    params: LlamaParams, source: pathlib.Path, target: pathlib.Path, to: str, advance: Callable[[int], None]
+    params: LlamaParams, source: Checkpoint, target: pathlib.Path, to: str, advance: Callable[[int], None]
 ) -> None:
     """Writes the weights and the metadata."""
     with written_whole(target) as directory:
-        if to == "orbax":
-            with interrupts.delayed():  # Orbax's threads would go on writing and prevent the cleanup
-                orbax.save(params, directory, advance)
-        else:
-            (conversion.save_hf if to == "hf" else conversion.save)(params, directory, advance)
-        copy_metadata(source, directory)
+        (conversion.save_hf if to == "hf" else conversion.save)(params, directory, advance)
+        source.copy_metadata(directory)

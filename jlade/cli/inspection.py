@@ -17,14 +17,13 @@ from rich.table import Table
 import jlade
 from jlade import mesh
 from jlade.cli import arguments, inspect_device, terminal
-from jlade.conversion import checkpoint, gguf_weights, huggingface, location
-from jlade.conversion.hf_config import auto_dtype, read_config
-from jlade.conversion.json_files import read_json
-from jlade.conversion.tensors import SCALE, check_dtype, expected_tensors
+from jlade.conversion import formats, location
+from jlade.conversion.checkpoint import Checkpoint, loaded_shapes
+from jlade.conversion.tensors import SCALE, expected_tensors
 from jlade.conversion.weight_files import Tensor
 from jlade.costs import choice, devices
 from jlade.errors import check_int
-from jlade.generation import chat_template, placement, tokenizer_files
+from jlade.generation import chat_template, placement
 from jlade.inspection import sequences
 from jlade.inspection.model_programs import ModelPrograms
 from jlade.inspection.sequences import Sequences
@@ -73,18 +72,18 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     inspect_device.check(options)
-    directory = arguments.find(options)
+    path = arguments.find(options)
     if options.device is not None:
-        inspect_device.run(options, directory)
+        inspect_device.run(options, path)
         return
     batch_size = check_int("--batch-size", options.batch_size, 1)
-    headers = _headers(options.model, directory)
+    headers = _headers(options.model, path)
     config = headers.config
     length = check_int("--length", config.max_positions if options.length is None else options.length, 1)
     if length > config.max_positions:
         raise ValueError(f"--length must be at most {config.max_positions}, the model's maximum, got {length}")
     device = default_device()
-    dtype = check_dtype(auto_dtype(options.dtype, directory), headers.dtype, directory, device)
+    dtype = headers.checkpoint.dtype(options.dtype, headers.tensors, device)
     shapes = headers.shapes(dtype)
     weights_bytes = mesh.num_bytes(shapes)
     decoder, _ = placement.check(shapes, None, None, options.kv_dtype)
@@ -97,8 +96,8 @@ def run(options: argparse.Namespace) -> None:
     tuned = choice.find_all(shapes, decoder)
     facts = {
         "path": str(options.model or arguments.DEMO),
-        "format": headers.format,
-        "family": headers.family,
+        "format": headers.checkpoint.format,
+        "family": headers.checkpoint.model_type,
         "config": _config_facts(config),
         "mlp_widths": config.mlp_widths,
         "parameters": headers.num_parameters,
@@ -114,9 +113,9 @@ def run(options: argparse.Namespace) -> None:
             "total_bytes": weights_bytes + cache_bytes,
         },
         "engine": fitting.facts(),
-        "tokenizer": tokenizer_files.load_tokenizer(directory) is not None,
-        "chat_template": _has_chat_template(directory),
-        "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
+        "tokenizer": headers.checkpoint.tokenizer() is not None,
+        "chat_template": chat_template.has_template(path),
+        "sampling": {name: value for name, value in vars(jlade.load_sampling(path)).items() if value is not None},
         "device": device.device_kind,
         "lookahead": names.name(lookahead),
         "source": "tuned" if choice.find(shapes, decoder, batch_size) else "estimated",
@@ -141,18 +140,14 @@ class Headers:
     """Facts about a checkpoint that need no weights.
 
     Attributes:
-      format: "huggingface", "gguf", or "jlade" for jlade's own.
-      dtype: of the first values in floating point.
       tensors: of the model, by name; none where weights of the Hub have not been fetched.
       bytes_by_dtype: bytes of the model's tensors by their stored type, in the spelling of the format for GGUF.
       num_files, file_bytes: number of weight files and their total size on disk. These three are empty or 0 where
         weights of the Hub have not been fetched.
     """
 
+    checkpoint: Checkpoint
     config: LlamaConfig
-    family: str
-    format: str
-    dtype: str
     tensors: Mapping[str, Tensor]
     bytes_by_dtype: dict[str, int]
     num_files: int
@@ -164,39 +159,31 @@ class Headers:
 
     def shapes(self, dtype: np.dtype, bits: int | None = None) -> LlamaParams:
         """Returns the shapes of the parameters that are loaded with a dtype and bits."""
-        return huggingface.loaded_shapes(self.tensors, self.config, dtype, bits)
+        return loaded_shapes(self.tensors, self.config, dtype, bits)
 
 
-def _headers(model: str | None, directory: pathlib.Path) -> Headers:
-    """Returns the facts about the checkpoint that lies in a directory and was named `model`.
-
-    Where the weights of the Hub have not been fetched, the dtype is the one in config.json, or else float32.
-    """
-    if model is None or location.is_local(model) or any(directory.glob("*.safetensors")):
-        return read_headers(directory)
-    config, dtype = read_config(directory), auto_dtype("auto", directory)
-    family = read_json(directory / "config.json")["model_type"]
-    return Headers(config, family, "huggingface", "float32" if dtype == "auto" else str(dtype), {}, {}, 0, 0)
+def _headers(model: str | None, path: pathlib.Path) -> Headers:
+    """Returns the facts about the checkpoint that lies at a path and was named `model`."""
+    checkpoint = formats.find(path)
+    if model is None or location.is_local(model) or path.is_file() or any(path.glob("*.safetensors")):
+        return read_headers(checkpoint)
+    return Headers(checkpoint, checkpoint.config(), {}, {}, 0, 0)  # weights of the Hub have not been fetched
 
 
-def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | None = None) -> Headers:
-    """Returns the facts about a checkpoint in either format, with an adapter if there is one.
+def read_headers(checkpoint: Checkpoint, strict: bool = False, adapter: str | None = None) -> Headers:
+    """Returns the facts about a checkpoint, with an adapter if there is one.
 
     Raises:
       ValueError: if loading the checkpoint with `strict` would raise one.
     """
-    config, found = checkpoint.headers_of(directory, strict, adapter)
-    kind = "gguf" if directory in gguf_weights.unfolded else "huggingface"
-    kind = "jlade" if checkpoint.is_checkpoint(directory) else kind
+    config, found = checkpoint.weights(strict, adapter)
     names = [name + end for name in expected_tensors(config) for end in ("", SCALE)]
     tensors = [found[name] for name in names if name in found]
     sizes: collections.Counter[str] = collections.Counter()
     for tensor in tensors:
-        sizes[tensor.dtype if kind == "gguf" else tensor.value_dtype] += tensor.num_bytes
-    paths = {path for tensor in tensors for path in (tensor.file, *tensor.file.rglob("*"))}  # Orbax has a directory
-    files = [path.stat().st_size for path in paths if path.is_file()]
-    family = read_json(directory / "config.json")["model_type"]
-    return Headers(config, family, kind, huggingface.first_dtype(found), found, dict(sizes), len(files), sum(files))
+        sizes[tensor.dtype if checkpoint.format == "gguf" else tensor.value_dtype] += tensor.num_bytes
+    files = [file.stat().st_size for file in {tensor.file for tensor in tensors}]
+    return Headers(checkpoint, config, found, dict(sizes), len(files), sum(files))
 
 
 def _config_facts(config: LlamaConfig) -> dict[str, Any]:
@@ -206,16 +193,6 @@ def _config_facts(config: LlamaConfig) -> dict[str, Any]:
         kind = type(config.rope_scaling).__name__.removesuffix("Scaling").lower()
         facts["rope_scaling"] = {"type": kind, **facts["rope_scaling"]}
     return facts
-
-
-def _has_chat_template(directory: pathlib.Path) -> bool:
-    """Whether there is a chat template: in its own file, in the tokenizer's settings, or in those of a processor."""
-    settings = directory / "tokenizer_config.json"
-    return (
-        (directory / "chat_template.jinja").exists()
-        or (settings.exists() and read_json(settings).get("chat_template") is not None)
-        or chat_template.of_processor(directory) is not None
-    )
 
 
 def _heads(config: dict[str, Any]) -> str:

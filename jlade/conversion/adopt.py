@@ -16,7 +16,7 @@ from jlade import mesh as mesh_lib
 from jlade.conversion import hf_config, layouts
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import Interleaved, check_names, is_beyond, model_tensors, own_names, text_part
-from jlade.conversion.memory import NAMES, HeldTensor
+from jlade.conversion.memory import HeldTensor, hold
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import (
     EMBEDDING,
@@ -168,13 +168,7 @@ def _convert(arrays: Arrays, config: LlamaConfig, dtype: np.dtype, layout: str |
         [name for name in arrays if is_beyond(name, config)],
         f"of layers beyond the {config.num_layers} of the model",
     )
-    held = {
-        name: HeldTensor(
-            SOURCE, (), 0, tuple(array.shape), NAMES.get(array.dtype.name, array.dtype.name), array, _on_host
-        )
-        for name, array in arrays.items()
-    }
-    config, tensors = model_tensors(held, config, SOURCE)
+    config, tensors = model_tensors(hold(arrays, SOURCE, _on_host), config, SOURCE)
 
     def read(name: str, shape: Shape) -> jax.Array:
         return _values(name, tensors[name]).reshape(shape).astype(dtype_of_name(name, config, dtype))

@@ -1,112 +1,113 @@
-"""GGUF files: their metadata as a Hugging Face directory, made once, whose weights stay in the file."""
+"""GGUF files, one or several for a model: metadata and tensors are read as they are needed, and nothing is written."""
 
-import atexit
 import functools
-import hashlib
 import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
-import jax
-from jax.sharding import Mesh
+from tokenizers import Tokenizer
 
-from jlade.conversion.gguf_config import generation_config, read_config, unknown_keys
-from jlade.conversion.gguf_header import parts_of, read_header
-from jlade.conversion.gguf_tokenizer import BOS, read_tokenizer, tokenizer_config
-from jlade.conversion.gguf_weights import check_tensors, unfolded, write_index
-from jlade.conversion.hf_config import to_hf
-from jlade.conversion.huggingface import load_hf
-from jlade.conversion.json_files import write_json
-from jlade.conversion.tensors import Sharding
-from jlade.conversion.weight_files import stamp_of
-from jlade.files import cache_directory, written_whole
-from jlade.models.llama import LlamaParams
-
-FORMAT = 3  # of the directories; another one makes them again
+from jlade.conversion import adapter as adapters
+from jlade.conversion import generation_settings, gguf_config, gguf_tokenizer
+from jlade.conversion.checkpoint import Checkpoint, LoadOptions
+from jlade.conversion.gguf_header import existing, parts_of, read_header
+from jlade.conversion.gguf_weights import model_tensors
+from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.conversion.tokenizer_files import add_tokens
+from jlade.conversion.weight_files import Tensor, stamp_of
+from jlade.models.llama import LlamaConfig, LlamaParams
 
 
-def load_gguf(
-    path: str | os.PathLike[str],
-    dtype: jax.typing.DTypeLike | None = None,
-    sharding: Sharding | None = None,
-    progress: Callable[[int], None] | None = None,
-    bits: int | None = None,
-    strict: bool = False,
-    mesh: Mesh | None = None,
-    adapter: str | os.PathLike[str] | None = None,
-) -> LlamaParams:
-    """Returns the parameters of a GGUF file, whose tensors are dequantized one at a time.
+class GGUFModel(NamedTuple):
+    """What a file says before its weights, all checked: the metadata, and the tensors by Hugging Face's names."""
 
-    The arguments are those of `load_hf`, except that:
+    metadata: Values
+    config: LlamaConfig
+    tensors: dict[str, Tensor]
 
-    * `dtype="auto"` is float32, which holds the values of every type.
-    * A function `sharding` is called with the names of tensors in Hugging Face's format.
+
+class GGUF(Checkpoint):
+    """A GGUF file, or one of several of a model, whose tensors are dequantized one at a time."""
+
+    format: ClassVar[str] = "gguf"
+
+    def config(self, strict: bool = False) -> LlamaConfig:
+        metadata, config, _ = read(self.path)
+        gguf_config.check_keys(metadata, strict)
+        generation_settings.check(self.generation, strict)
+        return config
+
+    def weights(
+        self, strict: bool = False, adapter: str | os.PathLike[str] | None = None
+    ) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
+        config, tensors = self.config(strict), read(self.path).tensors
+        return (config, tensors) if adapter is None else adapters.merge(config, tensors, adapter, strict)
+
+    @property
+    def generation(self) -> Values:
+        metadata, config, _ = read(self.path)
+        return Values(self.path, gguf_config.generation_config(metadata, config))
+
+    @property
+    def model_type(self) -> str:
+        return read(self.path).config.family
+
+    def tokenizer(self, strict: bool = False) -> Tokenizer | None:
+        if (tokenizer := self.stored_tokenizer) is not None:
+            add_tokens(tokenizer, self.tokenizer_config, {}, {})
+        return tokenizer
+
+    @property
+    def stored_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer without the tokens that `tokenizer_config` names."""
+        metadata, config, _ = read(self.path)
+        return gguf_tokenizer.read_tokenizer(metadata, config.vocab_size)
+
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The chat templates and the names of special tokens, by the keys of tokenizer_config.json."""
+        return gguf_tokenizer.tokenizer_config(read(self.path).metadata)
+
+    def copy_metadata(self, target: pathlib.Path) -> None:
+        metadata = read(self.path).metadata
+        more = {"bos_token_id": metadata.get(gguf_tokenizer.BOS)} | gguf_config.unknown_keys(metadata)
+        for name, content in (("config.json", more), ("generation_config.json", self.generation.values)):
+            write_json(target / name, read_json(target / name) | dict(content))
+        if (tokenizer := self.stored_tokenizer) is not None:
+            tokenizer.save(os.fspath(target / "tokenizer.json"))
+            # transformers takes tokenizer.json as it is for this class.
+            content = {"tokenizer_class": "PreTrainedTokenizerFast"} | self.tokenizer_config
+            write_json(target / "tokenizer_config.json", content)
+
+
+def load_gguf(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> LlamaParams:
+    """Returns the parameters of a GGUF file, as `Checkpoint.load` does.
+
+    Args:
+      path: the file, or any of those of a model.
+      arguments, options: see `jlade.conversion.LoadOptions`.
 
     Raises:
-      ValueError, warns: as `load_hf` does; the package gguf is not installed.
+      ValueError: as `Checkpoint.load` does; the package gguf is not installed.
     """
-    return load_hf(unfold(path), dtype, sharding, progress, bits, strict, mesh, adapter)
+    return GGUF(pathlib.Path(path)).load(LoadOptions(*arguments, **options))
 
 
-def unfold(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a Hugging Face directory with the metadata of a GGUF file. Its weights are read from the file.
-
-    Of a model in several files any one can be named. The directory is kept in `jlade/gguf` of the cache, since reading
-    a vocabulary takes seconds. A change of any of the files gives another one. Where the cache cannot be written, the
-    directory lasts as long as the process.
+def read(file: pathlib.Path) -> GGUFModel:
+    """Returns the header of a file. The last one is kept: reading a vocabulary takes a part of a second.
 
     Raises:
-      ValueError: see `load_gguf`. Names, shapes and types of all tensors are checked.
+      ValueError: names what is missing, broken or not supported, of all metadata but the tokenizer's, and of names,
+        shapes and types of all tensors.
     """
-    file = pathlib.Path(os.path.abspath(path))
-    if not file.is_file():
-        raise ValueError(f"path must be a GGUF file, and there is no file {os.fspath(path)!r}")
-    stamps = tuple(map(stamp_of, parts_of(file)))
-    directory = _unfold(file, stamps, cache_directory() / "gguf")
-    unfolded.add(directory)
-    return directory
+    return _read(existing(file), tuple(map(stamp_of, parts_of(file))))
 
 
-@functools.cache
-def _unfold(file: pathlib.Path, stamps: tuple[tuple[int, ...], ...], parent: pathlib.Path) -> pathlib.Path:
-    key = hashlib.sha256(repr((FORMAT, os.fspath(file), stamps)).encode()).hexdigest()[:16]
-    directory = parent / f"{file.stem}-{key}"
-    if directory.is_dir():
-        return directory
-    write = _read(file)
-    try:
-        with written_whole(directory) as partial:
-            write(partial)
-    except ValueError:  # another process was faster
-        if not directory.is_dir():
-            raise
-    except OSError:
-        directory = pathlib.Path(tempfile.mkdtemp(prefix="jlade-")) / directory.name
-        atexit.register(shutil.rmtree, directory.parent, ignore_errors=True)
-        write(directory)
-    return directory
-
-
-def _read(file: pathlib.Path) -> Callable[[pathlib.Path], None]:
-    """Reads and checks everything but the weights, and returns a function that writes the directory."""
-    values, tensors, factors = read_header(file)
-    config = read_config(values, {name: tensor.shape for name, tensor in tensors.items()}, factors)
+@functools.lru_cache(maxsize=1)
+def _read(file: pathlib.Path, stamps: tuple[tuple[int, ...], ...]) -> GGUFModel:
+    """Reads a header; `stamps` change with the files."""
+    metadata, tensors, factors = read_header(file)
+    config = gguf_config.read_config(metadata, {name: tensor.shape for name, tensor in tensors.items()}, factors)
     own = {name: tensor for name, tensor in tensors.items() if name not in factors}
-    index = check_tensors(own, config, values)
-    tokenizer = read_tokenizer(values, config.vocab_size)
-    # `read_config` of the directory warns of unknown keys, or refuses them.
-    content = to_hf(config, "float32") | {"bos_token_id": values.get(BOS)} | unknown_keys(values)
-    generation = {"eos_token_id": content["eos_token_id"]} | generation_config(values, config)
-
-    def write(directory: pathlib.Path) -> None:
-        directory.mkdir()
-        write_json(directory / "config.json", content)
-        write_json(directory / "generation_config.json", generation)
-        write_index(index, directory)
-        if tokenizer is not None:
-            tokenizer.save(os.fspath(directory / "tokenizer.json"))
-            write_json(directory / "tokenizer_config.json", tokenizer_config(values))
-
-    return write
+    return GGUFModel(metadata, config, model_tensors(own, config, metadata))

@@ -10,7 +10,7 @@ import numpy as np
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import parse
 from jlade.conversion.hf_rotary import DEFAULT_THETA, FULL, SLIDING, write_scaling
-from jlade.conversion.json_files import Values
+from jlade.conversion.json_files import Values, refuse_or_warn
 from jlade.conversion.parts import Shape
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, Scaling, YarnScaling, inverse_frequencies
@@ -214,6 +214,13 @@ def unknown_keys(values: Values) -> dict[str, Any]:
     prefix = f"{values.get('general.architecture')}."
     read_keys = {prefix + key for key in _READ | _ONLY_VALUES.keys() | architecture_of(values).keys.keys()}
     return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in read_keys}
+
+
+def check_keys(values: Values, strict: bool) -> None:
+    """Warns of unknown keys of the architecture, or refuses them if `strict`."""
+    if named := ", ".join(unknown_keys(values)):
+        warning = f"{values.file}: ignored unknown keys, which strict=True refuses: {named}"
+        refuse_or_warn(strict, values.file, f"unknown keys: {named}", warning)
 
 
 def _read_heads(values: Values, prefix: str, is_partial: bool) -> dict[str, Any]:

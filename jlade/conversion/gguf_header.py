@@ -1,8 +1,12 @@
 """The headers of GGUF files: the metadata of a model and the places of its tensors, in one file or in several."""
 
+import dataclasses
+import math
+import mmap
+import os
 import pathlib
 import re
-import sys
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +14,17 @@ import numpy as np
 from jlade.conversion.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from jlade.conversion.gguf_weights import GGUFTensor
 from jlade.conversion.json_files import Values
+from jlade.conversion.parts import TensorPart
 from jlade.conversion.weight_files import stamp_of
 
 # More than those of any file; each becomes an object of more than a hundred bytes.
 MAX_ENTRIES, MAX_ELEMENTS = 2**14, 2**21  # keys, and tensors; elements of all arrays
-MAGIC, SUFFIX = b"GGUF", ".gguf"
+MAX_AXES = 4
+MAGIC, SUFFIX, VERSIONS = b"GGUF", ".gguf", (2, 3)
+ALIGNMENT = 32  # of tensors, where the key for it is missing
+STRING, ARRAY = 8, 9  # numbers of types
+CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # of `struct`, by the numbers of types
+SIZES = {code: struct.calcsize(f"={code}") for code in CODES.values()}
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})((?:\.gguf)?)", re.IGNORECASE)  # the names that llama-gguf-split gives
 
 
@@ -22,7 +32,7 @@ class Header(NamedTuple):
     """The headers of a model's files.
 
     Attributes:
-      metadata: the values, in NumPy or plain Python.
+      metadata: the values.
       tensors: by their names in the files.
       factors: the tensors with divisors of rotary frequencies, by name.
     """
@@ -38,6 +48,13 @@ def is_gguf(path: pathlib.Path) -> bool:
         return path.suffix.lower() == SUFFIX
     with path.open("rb") as stream:
         return stream.read(len(MAGIC)) == MAGIC
+
+
+def existing(file: pathlib.Path) -> pathlib.Path:
+    """Returns the path of a GGUF file, or raises a ValueError if there is no such file."""
+    if not file.is_file():
+        raise ValueError(f"path must be a GGUF file, and there is no file {os.fspath(file)!r}")
+    return file
 
 
 def parts_of(file: pathlib.Path) -> list[pathlib.Path]:
@@ -91,80 +108,106 @@ def _number_of_parts(header: Header) -> int:
 def _parse(file: pathlib.Path) -> Header:
     """Returns the header of one file."""
     try:
-        import gguf
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
         raise ValueError(f'{file}: GGUF files need the package gguf: pip install "jlade[gguf]"') from error
-
-    class Reader(gguf.GGUFReader):
-        """Refuses to read beyond the end of the file. Views of a plain array take a third of a memmap's time."""
-
-        num_elements = 0
-
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
-            content = np.asarray(self.data)
-            end = offset + np.dtype(dtype).itemsize * int(count)
-            if end > content.size:
-                raise ValueError(f"it has {content.size} bytes, and its header names {end}")
-            array = content[offset:end].view(dtype)
-            return array.view(array.dtype.newbyteorder(override_order or self.byte_order))
-
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type != gguf.GGUFValueType.ARRAY:
-                return super()._get_field_parts(orig_offs, raw_type)
-            # The library makes several views for each element, which takes 40 times the time.
-            kind, length = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
-            self.num_elements += int(length[0])
-            if self.num_elements > MAX_ELEMENTS:
-                raise ValueError(f"its arrays have more than {MAX_ELEMENTS} elements")
-            types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind[0])]
-            if types[1] == gguf.GGUFValueType.STRING:
-                end, strings = orig_offs + 12, []
-                content = np.asarray(self.data)
-                for _ in range(length[0]):
-                    begin = end + 8
-                    end = begin + int.from_bytes(content[end:begin].data, sys.byteorder)
-                    if end > content.size:
-                        raise ValueError(f"it has {content.size} bytes, and its header names {end}")
-                    strings.append(content[begin:end])
-                return end - orig_offs, [kind, length, *strings], list(range(2, 2 + len(strings))), types
-            if types[1] not in self.gguf_scalar_to_np:
-                raise ValueError(f"it has an array of {types[1].name}")
-            values = self._get(orig_offs + 12, self.gguf_scalar_to_np[types[1]], length[0])
-            return 12 + values.nbytes, [kind, length, values], [2], types
-
-        def _build_fields(self, offs: int, count: int) -> int:
-            return super()._build_fields(offs, at_most(count, "keys"))
-
-        def _build_tensor_info(self, offs: int, count: int) -> Any:
-            return super()._build_tensor_info(offs, at_most(count, "tensors"))
-
-    def at_most(count: int, name: str) -> int:
-        if count > MAX_ENTRIES:
-            raise ValueError(f"it has more than {MAX_ENTRIES} {name}")
-        return count
-
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, GGUFTensor] = {}
     try:
-        reader = Reader(file)
-        if reader.byte_order != "I":
-            raise ValueError("its byte order is not this machine's")
-        metadata = {name: _plain(field.contents()) for name, field in reader.fields.items()}
-        tensors = {
-            tensor.name: GGUFTensor(
-                file=file,
-                stamp=stamp_of(file),
-                offset=tensor.data_offset,
-                shape=tuple(map(int, reversed(tensor.shape))),
-                dtype=tensor.tensor_type.name,
-                num_bytes=tensor.n_bytes,
-                name=tensor.name,
-            )
-            for tensor in reader.tensors
+        content = _Content(file)
+        if content.take(len(MAGIC)) != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        if (version := content.number("I")) not in VERSIONS:
+            raise ValueError(f"its version is {version}, or its byte order is not this machine's")
+        num_tensors, num_keys = content.count("tensors"), content.count("keys")
+        for _ in range(num_keys):
+            metadata.setdefault(content.value(STRING), _plain(content.value(content.number("I"))))
+        places: dict[str, int] = {}
+        for _ in range(num_tensors):
+            name, num_axes = content.value(STRING), content.number("I")
+            if name in places or num_axes > MAX_AXES:
+                raise ValueError(f"it has the tensor {name} twice, or with more than {MAX_AXES} axes")
+            shape = tuple(reversed([content.number("Q") for _ in range(num_axes)]))
+            kind, places[name] = GGMLQuantizationType(content.number("I")), content.number("Q")
+            block, size = GGML_QUANT_SIZES[kind]
+            if shape and shape[-1] % block:
+                raise ValueError(f"{name} has rows of {shape[-1]}, and {kind.name} has blocks of {block}")
+            num_bytes = math.prod(shape) // block * size
+            tensors[name] = GGUFTensor(file, content.stamp, 0, shape, kind.name, num_bytes, name)
+        alignment = Values(file, metadata).size("general.alignment", ALIGNMENT)
+        begin = -(-content.place // alignment) * alignment
+        for name, tensor in tensors.items():
+            tensors[name] = dataclasses.replace(tensor, offset=begin + places[name])
+            content.check(tensors[name].offset + tensor.num_bytes)
+        factors = {
+            name: tensors[name].read(name, np.dtype(np.float32), [TensorPart.of(None, tensors[name].shape)])[0][0]
+            for name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+            if name in tensors
         }
-        names = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
-        factors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors if tensor.name in names}
-    except Exception as error:  # the library raises nothing more specific
+    except Exception as error:  # of bytes that are none of the format
         raise ValueError(f"{file} is truncated or not a GGUF file: {error}") from error
     return Header(Values(file, metadata), tensors, factors)
+
+
+class _Content:
+    """The bytes of a file, from which values are taken one after the other, and none beyond the end.
+
+    Attributes:
+      stamp: changes with the file.
+      place: of the next value.
+    """
+
+    def __init__(self, file: pathlib.Path):
+        self.stamp, self.place, self._num_elements = stamp_of(file), 0, 0
+        with file.open("rb") as stream:
+            self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def check(self, end: int) -> None:
+        """Raises a ValueError if the file ends before."""
+        if end > len(self._bytes):
+            raise ValueError(f"it has {len(self._bytes)} bytes, and its header names {end}")
+
+    def take(self, size: int) -> bytes:
+        """Returns the next bytes."""
+        begin, self.place = self.place, self.place + size
+        self.check(self.place)
+        return self._bytes[begin : self.place]
+
+    def number(self, code: str) -> Any:
+        """Returns the next number, given its type as `struct` names it."""
+        return struct.unpack(f"={code}", self.take(SIZES[code]))[0]
+
+    def count(self, name: str) -> int:
+        """Returns the number of keys or tensors."""
+        if (count := self.number("Q")) > MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES} {name}")
+        return int(count)
+
+    def value(self, kind: int) -> Any:
+        """Returns the next value, given the number of its type."""
+        if kind == STRING:
+            return self.take(self.number("Q")).decode()
+        if kind != ARRAY:
+            return self.number(CODES[kind])
+        kind, length = self.number("I"), self.number("Q")
+        self._num_elements += length
+        if self._num_elements > MAX_ELEMENTS:
+            raise ValueError(f"its arrays have more than {MAX_ELEMENTS} elements")
+        if kind == STRING:
+            return self._strings(length)
+        return list(struct.unpack(f"={length}{CODES[kind]}", self.take(length * SIZES[CODES[kind]])))
+
+    def _strings(self, length: int) -> list[str]:
+        """Returns the next strings, without calls for each of them: a vocabulary has a hundred thousand."""
+        content, end, size_of, strings = self._bytes, self.place, struct.Struct("=Q").unpack_from, list[str]()
+        for _ in range(length):
+            begin = end + SIZES["Q"]
+            self.check(begin)
+            end = begin + size_of(content, end)[0]
+            strings.append(content[begin:end].decode())
+        self.place = end
+        self.check(end)
+        return strings
 
 
 def _plain(value: Any) -> Any:

@@ -59,7 +59,7 @@ def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
             f"{values.file}: {KEYS}tokens must be up to {vocab_size} different strings, got {len(tokens)}, "
             f"{len(set(tokens))} of them different"
         )
-    if any(len(token) > LONGEST for token in tokens):
+    if max(map(len, tokens), default=0) > LONGEST:
         raise ValueError(f"{values.file}: {KEYS}tokens must be strings of up to {LONGEST} characters")
     types = _array(values, "token_type", int, [NORMAL] * len(tokens))
     try:
@@ -95,17 +95,12 @@ def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
 
 
 def tokenizer_config(values: Values) -> dict[str, Any]:
-    """Returns the content of tokenizer_config.json: the chat templates and the names of special tokens."""
+    """Returns the chat templates and the names of special tokens, by the keys of tokenizer_config.json."""
     tokens = values.get(f"{KEYS}tokens")
     keys = {"bos_token": BOS, "eos_token": EOS, "unk_token": f"{KEYS}unknown_token_id"}
     keys["pad_token"] = f"{KEYS}padding_token_id"
     names = {name: _name(values, key, tokens) for name, key in keys.items() if values.get(key) is not None}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # transformers then takes tokenizer.json as it is
-        "clean_up_tokenization_spaces": False,
-        "chat_template": _chat_templates(values),
-        **names,
-    }
+    return {"clean_up_tokenization_spaces": False, "chat_template": _chat_templates(values), **names}
 
 
 def _chat_templates(values: Values) -> Any:
@@ -126,11 +121,11 @@ def _read_byte_level(values: Values, tokens: list[str], types: list[int]) -> tup
             "divide a text into words; another one would give other tokens than the model was trained with"
         )
     whole = words in _WHOLE_WORDS
-    merges = [merge.split(" ") for merge in _array(values, "merges", str)]
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in _array(values, "merges", str)]
     if wrong := [merge for merge in merges if len(merge) != 2]:
         raise ValueError(f"{values.file}: {KEYS}merges must be pairs of tokens, got {' '.join(wrong[0])!r}")
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [(a, b) for a, b in merges], ignore_merges=whole))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=whole))
     if SPLITS[words] is _QWEN2:
         tokenizer.normalizer = normalizers.NFC()  # of Qwen's own tokenizer; llama.cpp takes the text as it is
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in SPLITS[words]]
@@ -168,7 +163,7 @@ def _read_sentence_piece(values: Values, tokens: list[str], types: list[int]) ->
 def _array(values: Values, name: str, kind: type, default: list[Any] | None = None) -> list[Any]:
     """Returns an array that has an element for each token, or the merges."""
     array = values.get(KEYS + name, default)
-    if not isinstance(array, list) or not all(isinstance(element, kind) for element in array):
+    if not isinstance(array, list) or not {*map(type, array)} <= {kind}:
         raise ValueError(f"{values.file}: {KEYS}{name} must be an array of {kind.__name__}s")
     if name != "merges" and len(array) != len(tokens := values.get(f"{KEYS}tokens", ())):
         raise ValueError(f"{values.file}: {KEYS}{name} has {len(array)} elements for {len(tokens)} tokens")

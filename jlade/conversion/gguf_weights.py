@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from jlade.conversion import gguf_blocks
 from jlade.conversion.gguf_config import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
-from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.conversion.json_files import Values
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape, TensorPart, runs
 from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
@@ -21,8 +21,6 @@ from jlade.conversion.weight_files import CHUNK, ComposedTensor, Tensor, aligned
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig
 
-INDEX = "model.gguf.index.json"  # in an unfolded directory
-unfolded: set[pathlib.Path] = set()  # by `gguf.unfold`; in other directories nothing names a file elsewhere
 FLOATING = ("F32", "F16", "BF16")  # the types of vectors
 TYPES = (
     *FLOATING,
@@ -189,7 +187,7 @@ class Blocks(ComposedTensor, PackedTensor):
         return self.dense.read(name, dtype, parts)
 
 
-def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metadata: Values) -> dict[str, GGUFTensor]:
+def model_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metadata: Values) -> dict[str, Tensor]:
     """Returns the tensors of a model by their names in Hugging Face's format, given those of the file by its names."""
     import gguf
 
@@ -203,7 +201,7 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
             in_files[name] = FileTensor({name: (shape[0], shape[2], shape[1])})
     stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
     check_names(file, set(stored.values()) - tensors.keys(), tensors.keys() - set(stored.values()))
-    result = {}
+    result: dict[str, Tensor] = {}
     for name, in_file in in_files.items():
         tensor, shape = tensors[stored[name]], in_file.shape
         accepted = TYPES if len(shape) > 1 else FLOATING
@@ -215,38 +213,21 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
             )
         for part, rows in zip(in_file.parts, tensor.divide(in_file.parts.values()), strict=True):
             is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
-            result[part] = dataclasses.replace(
+            own = dataclasses.replace(
                 rows,
                 head_dim=config.head_dim if is_permuted else 0,
                 added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
             )
+            result[part] = _model_tensor(part, own)
     return result
 
 
-def write_index(tensors: Mapping[str, GGUFTensor], directory: pathlib.Path) -> None:
-    """Writes the file that names the tensors of an unfolded directory."""
-    stamps = {str(tensor.file): tensor.stamp for tensor in tensors.values()}
-    entries = {
-        name: {**dataclasses.asdict(tensor), "file": str(tensor.file), "stamp": None}
-        for name, tensor in tensors.items()
-    }
-    write_json(directory / INDEX, {"stamps": stamps, "tensors": entries})
-
-
-def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
-    """Returns the tensors of an unfolded directory by name."""
-    index: dict[str, Any] = read_json(directory / INDEX)
-    stamps = {name: tuple(stamp) for name, stamp in index["stamps"].items()}
-    result: dict[str, Tensor] = {}
-    for name, fields in index["tensors"].items():
-        file, stamp, shape = pathlib.Path(fields["file"]), stamps[fields["file"]], tuple(fields["shape"])
-        tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": shape})
-        values: Tensor = tensor
-        if len(shape) == 3:
-            number, outputs, inputs = shape
-            experts = tensor.divide([(outputs, inputs)] * number)
-            shape = number, inputs, outputs
-            values = ExpertTensor(experts, slice(None), True, shape)
-        is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING  # which steps read by rows
-        result[name] = Blocks(shape, tensor, values) if is_kept else values
-    return result
+def _model_tensor(name: str, tensor: GGUFTensor) -> Tensor:
+    """Returns the tensor of a model, experts as one with [in, out] of each, and blocks that can be kept as such."""
+    shape, dense = tensor.shape, cast(Tensor, tensor)
+    if len(shape) == 3:
+        number, outputs, inputs = shape
+        shape = number, inputs, outputs
+        dense = ExpertTensor(tensor.divide([(outputs, inputs)] * number), slice(None), True, shape)
+    is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING  # which steps read by rows
+    return Blocks(shape, tensor, dense) if is_kept else dense

@@ -6,8 +6,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from jlade.conversion import families, generation_settings, hf_attention, hf_quantization
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
@@ -24,7 +22,6 @@ MAY_BE_ZERO = ("per_layer_size", "per_layer_vocab_size")  # fields that are read
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token", *MAY_BE_ZERO)
 MAX_LAYERS, MAX_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
 WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
-DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 # Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
 # a family reads are in its entry.
@@ -77,22 +74,6 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
         eos_ids=_read_eos_ids(settings, raw, config.vocab_size, strict),
         stop_strings=generation_settings.stop_strings(settings),
     )
-
-
-def auto_dtype(dtype: jax.typing.DTypeLike | None, directory: pathlib.Path) -> jax.typing.DTypeLike | None:
-    """Returns `dtype`, or the one in config.json in the place of "auto" if there is one, as transformers does."""
-    if not (isinstance(dtype, str) and dtype == "auto"):
-        return dtype
-    raw = read_json(directory / "config.json")
-    for key in ("dtype", "torch_dtype"):
-        if raw.get(key) is not None:
-            if raw[key] not in DTYPES:
-                raise ValueError(
-                    f"{directory / 'config.json'}: {key} is {raw[key]!r}; supported are {', '.join(DTYPES)}: name one "
-                    f"in the place of dtype='auto'"
-                )
-            return str(raw[key])
-    return dtype
 
 
 def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> LlamaConfig:

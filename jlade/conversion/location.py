@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from jlade.conversion import gguf, hf_config
+from jlade.conversion import hf_config
 from jlade.conversion.gguf_config import architecture_of
-from jlade.conversion.gguf_header import SUFFIX, is_gguf, parts_of
+from jlade.conversion.gguf_header import SUFFIX, existing, is_gguf, parts_of
 from jlade.conversion.json_files import Values, is_file_name, read_json
 from jlade.conversion.tensors import first_few
 from jlade.conversion.weight_files import INDEX_FILE, SINGLE_FILE
@@ -34,7 +34,7 @@ _BY_HAND = "a GGUF file can be fetched by `hf download {} FILE`, which prints it
 def find(
     path: str | os.PathLike[str], revision: str | None = None, *, weights: bool = False, argument: str = "path"
 ) -> pathlib.Path:
-    """Returns the directory of a checkpoint. Missing files of the Hub are downloaded; see `_download`.
+    """Returns the directory or the GGUF file of a checkpoint. Missing files of the Hub are downloaded: see `_download`.
 
     Args:
       path: the directory, a GGUF file or a directory that holds one and no other checkpoint, a name in `PACKAGES`, or
@@ -45,8 +45,7 @@ def find(
     """
     directory = _find(path)
     if directory is None:
-        downloaded = _download(os.fspath(path), revision, weights=weights, argument=argument)
-        return gguf.unfold(downloaded) if downloaded.is_file() else downloaded
+        return _download(os.fspath(path), revision, weights=weights, argument=argument)
     if revision is not None:
         raise ValueError(f"revision={revision!r} is for ids of the Hub; {os.fspath(path)!r} is {ACCEPTED}")
     return directory
@@ -69,25 +68,25 @@ def _find(path: str | os.PathLike[str]) -> pathlib.Path | None:
     if directory.is_dir():
         return _in_directory(directory)
     if is_gguf(directory):
-        return gguf.unfold(directory)
+        return existing(directory)
     if name not in PACKAGES:
         return None
     file = installed(name)
     if file is None:
         package, command = PACKAGES[name]
         raise ValueError(f"{name} is a model in the package {package}, which is not installed: {command}")
-    return gguf.unfold(file)
+    return file
 
 
 def _in_directory(directory: pathlib.Path) -> pathlib.Path:
-    """Returns the directory, or the one for the GGUF model in it if it holds no other checkpoint."""
+    """Returns the directory, or the GGUF file in it if it holds no other checkpoint."""
     if (directory / "config.json").exists():
         return directory
     models = sorted({parts_of(file)[0] for file in directory.iterdir() if file.suffix.lower() == SUFFIX})
     if len(models) > 1:
         names = first_few([file.name for file in models])
         raise ValueError(f"{directory} has no config.json and {len(models)} GGUF models; name one of them: {names}")
-    return gguf.unfold(models[0]) if models else directory
+    return existing(models[0]) if models else directory
 
 
 def _download(name: str, revision: str | None = None, *, weights: bool = False, argument: str = "path") -> pathlib.Path:

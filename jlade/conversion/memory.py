@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.conversion import hf_config, hf_quantization
+from jlade.conversion.checkpoint import LoadOptions, read_params
 from jlade.conversion.hf_tensors import model_tensors
-from jlade.conversion.huggingface import read_params
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.weight_files import DTYPES, StoredTensor, aligned, broken_rows
 from jlade.models.llama import LlamaParams
@@ -63,6 +63,17 @@ class HeldTensor(StoredTensor):
         return arrays, broken
 
 
+def hold(
+    tensors: Mapping[str, Any], source: pathlib.Path, to_numpy: Callable[[Any], np.ndarray]
+) -> dict[str, StoredTensor]:
+    """Returns tensors of any package as those of a `source`, see `HeldTensor`."""
+    held: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
+        held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
+    return held
+
+
 def load_held(
     config: Mapping[str, Any],
     tensors: Mapping[str, Any],
@@ -80,19 +91,15 @@ def load_held(
       tensors: by their names in a checkpoint. They have `shape` and `dtype`, and can be sliced.
       to_numpy: returns a tensor in NumPy.
       owner: the name of the model, for messages.
-      dtype, bits, mesh: see `load_hf`.
+      dtype, bits, mesh: see `LoadOptions`.
 
     Raises:
-      ValueError, warns: as `load_hf` does, with `owner`.config and `owner`.state_dict() in the place of files.
+      ValueError, warns: as `Checkpoint.load` does, with `owner`.config and `owner`.state_dict() in the place of files.
     """
     architecture = hf_config.check(pathlib.Path(f"{owner}.config"), config)
     method = hf_quantization.settings_of(config).get("quant_method")
     if method in hf_quantization.ACCEPTED:
         raise ValueError(f"{owner} is quantized with {method}; only its files are read: `jlade.load(PATH, bits=4)`")
     source = pathlib.Path(f"{owner}.state_dict()")
-    held: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
-        held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
-    architecture, tensors_of_model = model_tensors(held, architecture, source)
-    return read_params(tensors_of_model, architecture, source, dtype, bits=bits, mesh=mesh)
+    architecture, tensors_of_model = model_tensors(hold(tensors, source, to_numpy), architecture, source)
+    return read_params(tensors_of_model, architecture, source, LoadOptions(dtype, bits=bits, mesh=mesh))

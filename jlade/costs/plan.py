@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.conversion import location
-from jlade.conversion.hf_config import read_config
+from jlade.conversion.formats import read_config
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import devices, estimate
 from jlade.costs import settings as settings_lib

@@ -14,7 +14,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
+from jlade.conversion.gguf import GGUF
 from jlade.conversion.json_files import is_file_name, read_json, shown
+from jlade.errors import errors_of
 from jlade.generation import text
 
 SECONDS = 4  # of a conversation; templates take milliseconds
@@ -68,7 +70,7 @@ class ChatTemplate:
         Raises:
           ValueError: when the template raises an error, or takes too long or too much memory.
         """
-        with text.errors_of("the chat template cannot be chosen"):
+        with errors_of("the chat template cannot be chosen"):
             chosen = self.tokenizer.get_chat_template(self.template, tools)
         special = self.tokenizer.special_tokens_map
         shows = functools.partial(_shows, chosen, json.dumps(special), tools is not None)
@@ -88,7 +90,7 @@ class ChatTemplate:
 
     def encode(self, rendered: str, add_special_tokens: bool = False) -> list[int]:
         """Returns the token ids of the text of a conversation, by default with no special tokens but the template's."""
-        with text.errors_of("tokenizer cannot encode the conversation"):
+        with errors_of("tokenizer cannot encode the conversation"):
             ids: list[int] = self.tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
 
@@ -158,8 +160,8 @@ def encode(
     return chat.encode(chat.render(messages, not continue_final_message, continue_final_message))
 
 
-def load_tokenizer(directory: pathlib.Path) -> Any:
-    """Returns the tokenizer of transformers for a checkpoint, with its chat template.
+def load_tokenizer(path: pathlib.Path) -> Any:
+    """Returns the tokenizer of transformers for a checkpoint, a directory or a GGUF file, with its chat template.
 
     Raises:
       ValueError: when transformers is missing, or the files are broken.
@@ -167,16 +169,32 @@ def load_tokenizer(directory: pathlib.Path) -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing; nothing here needs it
     try:
         import jinja2  # noqa: F401, transformers needs it for chat templates
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError as error:
         raise ValueError('the chat templates need transformers: pip install "jlade[chat]"') from error
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        _check_names(directory / name)
-    with text.errors_of(f"{directory} has no tokenizer that transformers can read"):
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if not path.is_file():
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            _check_names(path / name)
+    with errors_of(f"{path} has no tokenizer that transformers can read"):
+        if path.is_file():
+            checkpoint = GGUF(path)
+            return PreTrainedTokenizerFast(tokenizer_object=checkpoint.stored_tokenizer, **checkpoint.tokenizer_config)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = of_processor(directory)
+        tokenizer.chat_template = of_processor(path)
     return tokenizer
+
+
+def has_template(path: pathlib.Path) -> bool:
+    """Whether a checkpoint has a chat template: in its own file, in the tokenizer's settings or a processor's."""
+    if path.is_file():
+        return GGUF(path).tokenizer_config["chat_template"] is not None
+    settings = path / "tokenizer_config.json"
+    return (
+        (path / "chat_template.jinja").exists()
+        or (settings.exists() and read_json(settings).get("chat_template") is not None)
+        or of_processor(path) is not None
+    )
 
 
 def of_processor(directory: pathlib.Path) -> str | None:

@@ -1,12 +1,11 @@
 """The fewest tokens that a text can have, known from its length alone, before it is tokenized."""
 
-import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from tokenizers import models
 
+from jlade.conversion.tokenizer_files import steps_of
 from jlade.generation.text import BYTE_NAMES, LETTERS_OF_BYTES, Tokenizer
 
 COMPOSED = 4  # characters that NFC and NFKC make one at most: no character decomposes into more, and none into none
@@ -40,17 +39,6 @@ class LeastTokens:
         """Returns a number of tokens that the text has at least."""
         length = len(text) if self._counts_spaces else sum(map(len, text.split()))
         return math.ceil(length / self._longest)
-
-
-def steps_of(part: Any) -> Iterator[dict[str, Any]]:
-    """Yields the settings of a normalizer or pre-tokenizer, those of a sequence one by one."""
-    left = [] if part is None else [json.loads(part.__getstate__())]
-    while left:
-        settings = left.pop()
-        if settings["type"] == "Sequence":
-            left += settings.get("normalizers") or settings.get("pretokenizers") or []
-        else:
-            yield settings
 
 
 def _shrinking(step: dict[str, Any]) -> float:

@@ -6,13 +6,13 @@ import copy
 import functools
 import json
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import tokenizers
 
 from jlade.constraints import special
-from jlade.errors import ArgumentValueError
+from jlade.errors import ArgumentValueError, errors_of
 
 # In errors about text without a tokenizer:
 PASS_TOKENIZER = "pass tokenizer=, as jlade.load returns it (only parameters straight from jlade.load know theirs)"
@@ -29,17 +29,6 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: list[int], /) -> Any:
         """Returns the text of the token ids, a string."""
-
-
-@contextlib.contextmanager
-def errors_of(message: str) -> Iterator[None]:
-    """Makes errors in the block, which calls tokenizers or transformers, a ValueError whose text begins so."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library raises nothing more specific, and where it panics no Exception
-        raise ValueError(f"{message}: {error}") from error
 
 
 def encode(

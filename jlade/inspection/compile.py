@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN
+from jlade.conversion import formats
 from jlade.costs import choice
 from jlade.decoding import ahead, loop, prefill
 from jlade.decoding.ahead import Call
@@ -22,7 +23,6 @@ from jlade.generation import earlier, request, saved_programs, stop_strings, tex
 from jlade.generation.options import Options, unknown
 from jlade.generation.prompts import NO_PROMPT
 from jlade.generation.text import Tokenizer
-from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.inspection import targets
 from jlade.inspection.model_programs import Source, find_model, shapes_of
 from jlade.models.llama import Llama, LlamaParams
@@ -166,7 +166,7 @@ def _find(model: Source, device: str, dtype: Any, bits: int | None, capacity: in
     directory, config = find_model(model, dtype, bits, capacity)
     if directory is None:
         tokenizer = text.tokenizer_of(model)
-    elif (tokenizer := load_tokenizer(directory, strict=False)) is not None:
+    elif (tokenizer := formats.find(directory).tokenizer()) is not None:
         config = stop_strings.end_tokens(config, tokenizer)
     (target, *_), is_attached = targets.find(device)
     return _Found(shapes_of(model, directory, config, dtype, bits, target), tokenizer, target, is_attached)

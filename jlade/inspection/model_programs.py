@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.conversion import location
-from jlade.conversion.hf_config import read_config
+from jlade.conversion.formats import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.costs import estimate
 from jlade.costs.estimate import Rates
@@ -194,7 +194,7 @@ class ModelPrograms(NamedTuple):
 
 
 def find_model(model: Source, dtype: Any, bits: int | None, capacity: int) -> tuple[pathlib.Path | None, LlamaConfig]:
-    """Returns the directory of a model, None for parameters, and its configuration.
+    """Returns the directory or GGUF file of a model, None for parameters, and its configuration.
 
     Raises:
       ValueError: an argument is out of range, or of no use for parameters.

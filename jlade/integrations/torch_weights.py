@@ -24,7 +24,7 @@ def params(model: Any, dtype: jax.typing.DTypeLike, bits: int | None, mesh: Mesh
 
     Args:
       model: of transformers, a plain module of torch.
-      dtype, bits, mesh: of `jlade.conversion.load_hf`.
+      dtype, bits, mesh: of `jlade.conversion.LoadOptions`.
 
     Raises:
       ValueError: names the tensor that is not supported.

@@ -1,9 +1,8 @@
+import dataclasses
 import functools
 import json
 import re
 import shutil
-import signal
-import sys
 import types
 import warnings
 
@@ -14,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 import jlade
-from jlade import cli, conversion
+from jlade import conversion
 from jlade.cli import convert
 from jlade.cli.arguments import DEMO
 from jlade.cli.chat import Conversation
-from jlade.conversion import orbax, weight_files
+from jlade.conversion import weight_files
+from jlade.conversion.checkpoint import Checkpoint
 from jlade.conversion.tensors import named_arrays
 from tests.conversion.test_hf_config import CONFIGS
 from tests.conversion.test_huggingface import write_checkpoint
@@ -134,7 +134,7 @@ def test_a_converted_checkpoint_generates_and_chats_as_before(run, small_demo, d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["hf", "jlade", "orbax"])
+@pytest.mark.parametrize("to", ["hf", "jlade"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_dtype(dtype, to, run, tmp_path):
     run(DEMO, tmp_path / "new", "--dtype", dtype, "--to", to)
@@ -164,13 +164,13 @@ def test_a_terminal_shows_a_bar_of_the_bytes(run, monkeypatch, tmp_path):
 
 
 def test_weights_are_read_onto_the_cpu_tensor_by_tensor(run, monkeypatch, tmp_path):
-    load, calls = jlade.conversion.load_hf, []
+    load, calls = Checkpoint.load, []
 
-    def load_hf(path, dtype, sharding, progress, bits, strict, adapter):
-        assert sharding.device_set == {jax.devices("cpu")[0]}
-        return load(path, dtype, sharding, calls.append, bits, strict, adapter=adapter)
+    def recorded(checkpoint, options):
+        assert options.sharding.device_set == {jax.devices("cpu")[0]}
+        return load(checkpoint, dataclasses.replace(options, progress=calls.append))
 
-    monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
+    monkeypatch.setattr(Checkpoint, "load", recorded)
     run(DEMO, tmp_path / "new", "--to", "hf")
     tensors = load_file(DEMO / "model.safetensors").values()
     assert sorted(calls) == sorted(array.nbytes for array in tensors)
@@ -260,41 +260,16 @@ def test_a_disk_with_too_little_room_is_refused_before_reading(refused, run, mon
         asked.append(path)
         return types.SimpleNamespace(free=num_bytes)
 
-    def load_hf(*arguments):
+    def load(*arguments):
         raise AssertionError("the weights were read")
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     run(DEMO, tmp_path / "fits", "--to", "hf")
-    monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
+    monkeypatch.setattr(Checkpoint, "load", load)
     message = refused(DEMO, tmp_path / "a" / "new", "--dtype", "float32")
     assert message == f"{tmp_path / 'a' / 'new'} would take 21.9 MB, and {tmp_path} has 11.0 MB free\n"
     assert asked == [tmp_path, tmp_path]
     assert [path.name for path in tmp_path.iterdir()] == ["fits"]
-
-
-def test_ctrl_c_waits_for_orbax_and_leaves_nothing(monkeypatch, tmp_path, capsys):
-    save, written = orbax.save, []
-
-    def interrupted(params, directory, progress):
-        signal.raise_signal(signal.SIGINT)
-        save(params, directory, progress)
-        written.extend(path.name for path in directory.iterdir())
-
-    monkeypatch.setattr(orbax, "save", interrupted)
-    assert cli.main(["convert", str(DEMO), str(tmp_path / "new"), "--to", "orbax"]) == 130
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert "params" in written
-    assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr() == ("", "")
-
-
-def test_orbax_is_named_where_it_is_missing(run, refused, monkeypatch, tmp_path):
-    run(DEMO, tmp_path / "own", "--to", "orbax")
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    message = "checkpoints in Orbax's format need orbax-checkpoint: pip install 'jlade[orbax]'\n"
-    for source, *to in (("/no/where", "--to", "orbax"), (tmp_path / "own",)):
-        assert refused(source, tmp_path / "new", *to) == message
-    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_errors_of_the_system_are_messages(refused, monkeypatch, tmp_path):

@@ -12,7 +12,6 @@ import transformers
 import jlade
 from jlade.cli import arguments, chat
 from jlade.cli.chat import Conversation
-from jlade.conversion.gguf import unfold
 from tests.compilations import recorded
 from tests.conversion.test_gguf_tokenizer import write_chat
 
@@ -154,7 +153,7 @@ def test_after_the_warm_up_a_conversation_compiles_nothing(file):
     options = chat.parser().parse_args(["--model", str(file), "--temperature", "0.5", "--stop", "zzz"])
     request = arguments.request(options)
     params, _ = jlade.load(file)
-    conversation = Conversation(params, unfold(file), template=None, system=None)
+    conversation = Conversation(params, file, template=None, system=None)
     conversation.warm_up(request)
     assert conversation.prompt("Why?") == conversation.tokenizer.encode("<user>Why?<end>\n")
     with recorded() as compiled:

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 from jlade import LookaheadConfig, conversion
 from jlade.cli.arguments import DEMO
 from jlade.config import PLAIN
-from jlade.conversion import orbax
 from jlade.conversion.tensors import build_params, named_arrays
 from jlade.conversion.weight_files import StoredTensor
 from jlade.costs import choice, devices
@@ -36,9 +35,9 @@ QWEN = dataclasses.replace(
 )
 
 
-def write_own(directory, save=conversion.save, change=lambda params: params):
+def write_own(directory, change=lambda params: params):
     params = change(build_params(QWEN, lambda name, shape: jax.device_put(np.ones(shape, np.float16))))
-    save(params, directory)
+    conversion.save(params, directory)
     return params
 
 
@@ -104,9 +103,8 @@ def test_no_weight_is_read(inspect, monkeypatch):
     assert "5,475,584" in inspect(DEMO)
 
 
-@pytest.mark.parametrize(("save", "change"), [(conversion.save, quantize), (orbax.save, lambda params: params)])
-def test_own_checkpoints(save, change, inspect, tmp_path):
-    params = write_own(tmp_path / "own", save, change)
+def test_own_checkpoints(inspect, tmp_path):
+    params = write_own(tmp_path / "own", quantize)
     facts = json.loads(inspect(tmp_path / "own", "--dtype", "auto", "--json"))
     arrays = named_arrays(params)
     size = sum(array.size for name, array in arrays.items() if not name.endswith("_scale"))

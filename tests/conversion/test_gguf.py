@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jlade
 from jlade import SamplingConfig
 from jlade.conversion import load_gguf
-from jlade.conversion.gguf import unfold
+from jlade.conversion.gguf import read
 from jlade.conversion.gguf_weights import TYPES
 from jlade.conversion.tensors import named_arrays
 from jlade.models.llama import quantize
@@ -263,7 +263,7 @@ def test_files_that_are_refused(options, message, tmp_path):
 
 def test_unknown_keys_are_named(tmp_path):
     file = write(tmp_path / "model.gguf", changed={"llama.new_feature": 1})
-    with pytest.warns(UserWarning, match=r"model-.*: ignored unknown keys.*: llama\.new_feature"):
+    with pytest.warns(UserWarning, match=r"model\.gguf: ignored unknown keys.*: llama\.new_feature"):
         load_gguf(file)
     with pytest.raises(ValueError, match=r"strict=True refuses unknown keys: llama\.new_feature"):
         jlade.load(file, strict=True)
@@ -332,28 +332,20 @@ def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
         jlade.load(file)
 
 
-def test_the_directory_of_a_file_is_made_once_and_again_when_the_file_changes(tmp_path, cache_directory):
+def test_nothing_is_written_and_a_header_is_read_again_when_the_file_changes(tmp_path, cache_directory):
     file = write(tmp_path / "model.gguf")
-    directory = unfold(file)
-    assert directory.parent == cache_directory / "jlade" / "gguf"
-    assert unfold(os.path.relpath(file)) == directory
+    header = read(file)
+    assert read(file) is header
     write(file, kind="F16")
-    assert unfold(file) != directory
-    assert load_gguf(file).embedding.shape == (48, 64)
-
-
-def test_without_a_cache_the_directory_is_temporary(tmp_path, monkeypatch):
-    (tmp_path / "occupied").write_text("a file")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "occupied"))
-    file = write(tmp_path / "model.gguf")
-    assert load_gguf(file).embedding.shape == (48, 64)
-    assert not unfold(file).is_relative_to(tmp_path)
+    assert {tensor.dtype for tensor in read(file).tensors.values()} == {"F16", "F32"}
+    assert load_gguf(os.path.relpath(file)).embedding.shape == (48, 64)
+    assert [*tmp_path.iterdir(), *cache_directory.rglob("*")] == [file]
 
 
 def test_a_file_that_vanishes_or_changes_is_named(tmp_path, monkeypatch):
     file = write(tmp_path / "model.gguf")
-    directory = unfold(file)
-    monkeypatch.setattr("jlade.conversion.gguf.unfold", lambda path: directory)
+    header = read(file)
+    monkeypatch.setattr("jlade.conversion.gguf.read", lambda path: header)
     write(file, kind="F16")
     with pytest.raises(ValueError, match=r"model\.gguf(: .* cannot be read| changed while it was read)"):
         load_gguf(file)

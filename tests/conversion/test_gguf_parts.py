@@ -7,7 +7,7 @@ import pytest
 
 import jlade
 from jlade.conversion import load_gguf, location
-from jlade.conversion.gguf import unfold
+from jlade.conversion.gguf import read
 from tests.conversion.gguf_files import write
 from tests.conversion.hf_files import assert_equal, write_checkpoint
 from tests.conversion.test_sharded import assert_placed
@@ -42,18 +42,18 @@ def test_parts_on_a_mesh(whole, tmp_path):
 
 def test_a_change_of_any_part_is_noticed(tmp_path):
     parts = write_parts(tmp_path, METADATA_FIRST)
-    directories = [unfold(parts[0])]
-    assert unfold(parts[0]) == directories[0]
+    headers = [read(parts[0])]
+    assert read(parts[0]) is headers[0]
     for i, part in enumerate(parts):
         part.write_bytes(part.read_bytes() + bytes(i + 1))
-        directories.append(unfold(parts[0]))
-    assert len(set(directories)) == 1 + len(parts)
+        headers.append(read(parts[0]))
+    assert len(set(map(id, headers))) == 1 + len(parts)
 
 
 def test_a_part_that_changes_while_it_is_read_is_named(tmp_path, monkeypatch):
     parts = write_parts(tmp_path)
-    directory = unfold(parts[0])
-    monkeypatch.setattr("jlade.conversion.gguf.unfold", lambda path: directory)
+    header = read(parts[0])
+    monkeypatch.setattr("jlade.conversion.gguf.read", lambda path: header)
     parts[2].write_bytes(parts[2].read_bytes() + b"\0")
     with pytest.raises(ValueError, match=r"model-00003-of-00003\.gguf changed while it was read"):
         load_gguf(parts[0])

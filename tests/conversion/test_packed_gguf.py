@@ -9,9 +9,9 @@ import pytest
 import jlade
 from jlade import conversion
 from jlade.conversion import load_gguf, packed
-from jlade.conversion.gguf import unfold
+from jlade.conversion.checkpoint import loaded_shapes
+from jlade.conversion.gguf import GGUF, read
 from jlade.conversion.gguf_blocks import KINDS
-from jlade.conversion.huggingface import headers_of, loaded_shapes
 from jlade.models.grouped import is_grouped
 from jlade.models.quantization import is_int8, quantize
 from tests.conversion.gguf_files import convert, write
@@ -90,7 +90,7 @@ def test_a_mesh_of_two_and_shapes_and_jlades_own_files(kind, tmp_path):
     file, mesh = write(tmp_path / "model.gguf", kind=kind, **WIDE), jlade.make_mesh(model=2)
     params = load_gguf(file, "float32", bits=8)
     assert_placed(load_gguf(file, "float32", bits=8, mesh=mesh), params, mesh)
-    config, tensors = headers_of(unfold(file))
+    config, tensors = GGUF(file).weights()
     shapes = loaded_shapes(tensors, config, np.dtype("float32"), 8)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(lambda x: (x.shape, x.dtype), params)
     conversion.save(params, tmp_path / "own")
@@ -129,8 +129,8 @@ def test_scales_that_are_not_finite_are_named(tmp_path):
 
 def test_a_file_that_is_cut_short_after_its_header_was_read_is_named(tmp_path, monkeypatch):
     file = write(tmp_path / "model.gguf", kind="Q4_0", **WIDE)
-    directory = unfold(file)
-    monkeypatch.setattr("jlade.conversion.gguf.unfold", lambda path: directory)
+    header = read(file)
+    monkeypatch.setattr("jlade.conversion.gguf.read", lambda path: header)
     file.write_bytes(file.read_bytes()[:4096])
     with pytest.raises(ValueError, match=r"model\.gguf: .* cannot be read"):
         load_gguf(file, bits=4)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade import conversion
-from jlade.conversion import load_hf, orbax, save_hf, weight_files
+from jlade.conversion import load_hf, save_hf, weight_files
 from jlade.conversion.json_files import read_json
 from jlade.conversion.memory import load_held
 from jlade.conversion.tensors import named_arrays
@@ -194,23 +194,6 @@ def test_the_formats_are_told_apart(own, tmp_path):
     (directory / "model.safetensors").write_bytes((tmp_path / "hf" / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"two checkpoints, jlade\.safetensors and model\.safetensors: remove one"):
         jlade.load(directory)
-
-
-def test_checkpoints_in_the_format_of_orbax(tmp_path):
-    for name, params in (("floating", random_params({})), ("int8", quantize(random_params({}, jnp.float32)))):
-        directory = tmp_path / name
-        orbax.save(params, directory)
-        assert_equal(jlade.load(directory, "auto")[0], params)
-        mesh = jlade.make_mesh(model=2)
-        divided, whole = (jlade.load(directory, "float32", mesh=each, bits=8)[0] for each in (mesh, None))
-        assert_equal(divided, whole)
-        assert divided.layers[0].gate.weight.addressable_shards[0].data.shape == (5, 8)
-    for file in (directory / "params").rglob("*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes()[:20])
-    with pytest.raises(ValueError, match=rf"{directory}/params is not a checkpoint of Orbax"):
-        jlade.load(directory)
-    assert {path.name for path in tmp_path.iterdir()} == {"floating", "int8"}
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -9,13 +9,12 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from safetensors.numpy import save_file
 
 import jlade
 from jlade import conversion
-from jlade.conversion import load_hf, orbax, save_hf, weight_files
+from jlade.conversion import load_hf, save_hf, weight_files
 from jlade.conversion.parts import TensorPart, place
 from jlade.conversion.weight_files import StoredTensor, stored_tensors
 from jlade.mesh import COPIES, mesh_of
@@ -101,15 +100,6 @@ def test_arrays_on_a_mesh_are_saved_and_restored_elsewhere(tmp_path):
     for got, wanted in zip(jax.tree.leaves(conversion.load(tmp_path / "own")), jax.tree.leaves(params), strict=True):
         assert len(got.sharding.device_set) == 1
         np.testing.assert_array_equal(got, wanted)
-
-
-def test_chunks_of_orbax_are_small_and_not_tiny(tmp_path):
-    for name, vocab_size, chunk in (("smooth", 2048, 1024), ("prime", 2053, 2053)):
-        orbax.save(random_params(jnp.float32, vocab_size=vocab_size, hidden_size=256), tmp_path / name)
-        with ocp.StandardCheckpointer() as checkpointer:
-            stored = checkpointer.metadata(tmp_path / name / "params").item_metadata.tree
-        assert stored["lm_head.weight"].storage.chunk_shape == (chunk, 256)  # 1 MiB, or one chunk
-        assert stored["model.norm.weight"].storage.chunk_shape == (256,)
 
 
 def test_a_mesh_that_cannot_work_is_refused_before_a_tensor_is_read(tmp_path, monkeypatch):

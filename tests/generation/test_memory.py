@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import jlade
-from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import save_hf
+from jlade.conversion.checkpoint import Checkpoint
 from jlade.generation import memory
 from tests.processes import started
 from tests.tiny import tiny_llama
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, monkeypatch, capsys):
     def read(*_, **options):
         raise MemoryError
 
-    monkeypatch.setattr(conversion, "load_hf", read)
+    monkeypatch.setattr(Checkpoint, "load", read)
     message = r"cpu:0 is out of memory, with .* free: .* has \d+.*; a dtype of fewer bytes, bits=8"
     with pytest.raises(MemoryError, match=message):
         jlade.load(tmp_path / "model")

@@ -28,10 +28,10 @@ from tokenizers.processors import TemplateProcessing
 
 from jlade import SamplingConfig
 from jlade.cli.arguments import DEMO
+from jlade.conversion.tokenizer_files import load_tokenizer
 from jlade.generation import chat_template
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate
-from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.server import fields, kinds, token_ids
 from jlade.server.body_fields import HARMLESS, UNSUPPORTED
 from jlade.server.fields import RequestError

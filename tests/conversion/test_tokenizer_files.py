@@ -10,9 +10,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 import jlade
 from jlade.cli.arguments import DEMO
+from jlade.conversion import tokenizer_classes, tokenizer_files
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.gguf_tokenizer import SPLITS
-from jlade.generation import tokenizer_classes, tokenizer_files
 
 TEXT = "a <|im_start|> user b <x> </s>c def <s> A<x>"
 

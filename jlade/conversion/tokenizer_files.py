@@ -5,16 +5,15 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
+from jlade.conversion import tokenizer_classes
 from jlade.conversion.gguf_tokenizer import SPLITS
 from jlade.conversion.json_files import Values, check_size, read_json, shown
-from jlade.generation import tokenizer_classes
-from jlade.generation.least_tokens import steps_of
-from jlade.generation.text import errors_of
+from jlade.errors import errors_of
 
 MAX_BYTES = 2**27  # of tokenizer.json, several times those of any
 MAX_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
@@ -64,7 +63,7 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
     _check_settings(directory / CONFIG, config, tokenizer, name, strict)
     tokenizer.encode_special_tokens = Values(directory / CONFIG, config).boolean("split_special_tokens")
     with errors_of(f"{directory}: the tokens that files add to tokenizer.json cannot be read"):
-        stated = _add(tokenizer, config, added, special)
+        stated = add_tokens(tokenizer, config, added, special)
     for token_id, content in stated.items():
         if (found := tokenizer.token_to_id(content)) != token_id:
             raise ValueError(
@@ -88,6 +87,17 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: str | os.PathL
         if strict:
             raise ValueError(f"{message}; strict=True refuses them: {outside}")
         warnings.warn(f"{message}; prompts with them are refused, as strict=True does: {outside}", stacklevel=2)
+
+
+def steps_of(part: Any) -> Iterator[dict[str, Any]]:
+    """Yields the settings of a normalizer or pre-tokenizer, those of a sequence one by one."""
+    left = [] if part is None else [json.loads(part.__getstate__())]
+    while left:
+        settings = left.pop()
+        if settings["type"] == "Sequence":
+            left += settings.get("normalizers") or settings.get("pretokenizers") or []
+        else:
+            yield settings
 
 
 def _say_unread(directory: pathlib.Path, strict: bool) -> None:
@@ -175,7 +185,7 @@ def _check_growth(normalizer: Any) -> None:
             raise ValueError(f"its normalizer makes texts more than {MAX_GROWTH} times longer")
 
 
-def _add(
+def add_tokens(
     tokenizer: Tokenizer, config: Mapping[str, Any], added: Mapping[str, int], special: Mapping[str, Any]
 ) -> dict[int, str]:
     """Adds tokens in the order of transformers 5, which decides their ids, and returns the ids that the files state.
