@@ -27,7 +27,8 @@ from rich.progress import track
 
 from benchmarks import report
 from jlade.mesh import default_device
-from jlade.models.attention import KERNELS, HeadShape, Operands, attend
+from jlade.models import kernels
+from jlade.models.attention import Operands, attend
 
 FULL: dict[str, Any] = {
     "layers": 32,
@@ -136,10 +137,10 @@ def print_cases(names: Sequence[str], figures: Iterable[dict[str, Any]]) -> None
 
 def _implementations(dtype: str, heads: tuple[int, int], head_dim: int) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reasons against the others."""
-    running, shapes = [], [HeadShape(*heads, head_dim, dtype)]
+    running, shapes = [], [kernels.HeadShape(*heads, head_dim, dtype)]
     for implementation in ("plain", "gpu", "tpu"):
         try:
-            running.append(KERNELS.resolve(implementation, default_device(), shapes))
+            running.append(kernels.choose("attention", implementation, shapes, default_device()))
         except ValueError as error:
             print(f"left out: {error}")
     return running

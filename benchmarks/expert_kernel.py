@@ -25,7 +25,9 @@ from rich.progress import track
 from benchmarks import report
 from benchmarks.attention import copy_rate, float32, print_cases, relative_error, seconds
 from jlade.mesh import default_device
-from jlade.models.experts import KERNELS, Experts, ExpertShape, hopper, mix, ways
+from jlade.models import kernels
+from jlade.models.experts import Experts, hopper, mix, ways
+from jlade.models.kernels import ExpertShape
 
 # Experts, those of a token, and sizes
 FULL = {
@@ -78,7 +80,7 @@ def main() -> None:
 def _implementations(shape: ExpertShape) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reason against the kernel."""
     try:
-        return ["plain", KERNELS.resolve("gpu", default_device(), [shape])]
+        return ["plain", kernels.choose("experts", "gpu", [shape], default_device())]
     except ValueError as error:
         print(f"left out: {error}")
         return ["plain"]

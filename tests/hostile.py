@@ -32,7 +32,6 @@ from jlade.drafts import pool as pool_lib
 from jlade.drafts import recycled
 from jlade.generation import chat_template, text
 from jlade.generation import prior as prior_lib
-from jlade.models import trial
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 
 Inputs = st.SearchStrategy[tuple[str, bytes]]  # a file of the directory, and its new content
@@ -569,11 +568,10 @@ def _write_settings(directory: pathlib.Path) -> None:
     (directory / "choice.json").write_text(json.dumps(stored))
     times = {"scale": 0.1, "ratios": [1.0, 1.2, 0.9]}
     (directory / "learned.json").write_text(json.dumps({"format": learned.FORMAT} | times))
-    (directory / "verdict.json").write_text(json.dumps({"passed": True, "reason": "is fast"}))
 
 
 def _settings_inputs(directory: pathlib.Path) -> Inputs:
-    return json_inputs(directory, "choice.json", "learned.json", "verdict.json")
+    return json_inputs(directory, "choice.json", "learned.json")
 
 
 def _read_settings(directory: pathlib.Path) -> None:
@@ -590,18 +588,12 @@ def _read_settings(directory: pathlib.Path) -> None:
     assert (costs > 0).all()
     times.learn_round(np.array([2, 3]), 10, 0.5)
     assert np.isfinite(times.costs()).all()
-    trial.forget()
-    trial.find(_Key(directory / "verdict.json"))  # type: ignore[arg-type]
 
 
 class _Key(NamedTuple):
-    """In the place of the key of a setting or a verdict, whose file it names."""
+    """In the place of the key of a setting, whose file it names."""
 
     path: pathlib.Path
-    subject: str = "attention"
-    kernel: str = "gpu"
-    device: str = "GPU"
-    shape: str = ""
 
 
 FORMATS: dict[str, Format] = {

@@ -117,7 +117,7 @@ def test_a_tokenizer_neither_pads_nor_cuts_a_prompt(tmp_path):
         ("learned.json", {"ratios": [-1e3] * 3}),
         ("learned.json", {"ratios": [1e300, 1e-300, 1.0]}),
         ("learned.json", {"scale": float("nan")}),
-        ("verdict.json", None),
+        ("choice.json", None),
     ],
     ids=str,
 )

@@ -21,7 +21,7 @@ from jlade.generation import saved_programs
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
-from jlade.models import attention, experts, kv_rounding
+from jlade.models import kernels, kv_rounding
 from jlade.models.llama import LlamaParams
 from jlade.models.quantization import BITS
 
@@ -61,11 +61,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "type of the keys and values in the cache, for half the memory of bfloat16; the text may differ "
         "(default: that of the weights)",
     },
-    "--attention": {
-        "choices": attention.KERNELS.implementations,
-        "help": "implementation of attention (default: auto)",
-    },
-    "--experts": {"choices": experts.KERNELS.implementations, "help": "implementation of experts (default: auto)"},
+    "--attention": {"choices": kernels.names("attention"), "help": "implementation of attention (default: auto)"},
+    "--experts": {"choices": kernels.names("experts"), "help": "implementation of experts (default: auto)"},
     "--programs": {
         "metavar": "DIR",
         "help": "load the programs that `jlade compile` wrote to DIR instead of compiling, where they fit; they are "

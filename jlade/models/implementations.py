@@ -5,17 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import HEADS, MODEL
-from jlade.models import attention, base, experts, products
+from jlade.models import base, kernels
 from jlade.models.architecture import LlamaConfig
-from jlade.models.attention import HeadShape
-from jlade.models.experts import ExpertShape
 from jlade.models.grouped import MatrixShape, is_grouped
-from jlade.models.kernels import Kernels
+from jlade.models.kernels import ExpertShape, HeadShape
 
 
 def resolve(decoder: Any, params: Any, mesh: Mesh | None, absent: jax.Device | None) -> dict[str, str]:
@@ -31,28 +28,24 @@ def resolve(decoder: Any, params: Any, mesh: Mesh | None, absent: jax.Device | N
       ValueError: one names a kernel that cannot run there.
     """
     config, device = decoder.config, absent or mesh_lib.device_of(params, mesh)
-    leaves = jax.tree.leaves(params)
-    may_run = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-    is_spread = mesh is None and len(mesh_lib.devices_of(params)) > 1
-    is_plain = (
-        device.platform not in attention.KERNELS.names
-        or is_spread
-        or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    is_plain = (  # where XLA does not partition kernels, and where it is not known what the device is
+        (mesh is None and len(mesh_lib.devices_of(params)) > 1)
+        or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params))
     )
 
-    def resolved(kernels: Kernels, is_used: bool, shapes: Callable[[], Sequence[Any]]) -> str:
-        chosen: str = getattr(decoder, kernels.subject)
+    def resolved(operation: str, is_used: bool, shapes: Callable[[], Sequence[Any]]) -> str:
+        chosen: str = getattr(decoder, operation)
         if not is_used or chosen == "plain":
             return chosen
-        if chosen == "auto" and is_plain:
+        if chosen == "auto" and (is_plain or device.platform not in kernels.PLATFORMS):
             return "plain"
-        return kernels.resolve(chosen, device, shapes(), may_run, absent is None)
+        return kernels.choose(operation, chosen, shapes(), device)
 
     matrices = _matrices(params, mesh)
     return {
-        "attention": resolved(attention.KERNELS, True, lambda: _heads(decoder, params, mesh)),
-        "experts": resolved(experts.KERNELS, config.num_experts > 0, lambda: [_experts(config, params, mesh)]),
-        "products": resolved(products.KERNELS, bool(matrices), lambda: matrices),
+        "attention": resolved("attention", True, lambda: _heads(decoder, params, mesh)),
+        "experts": resolved("experts", config.num_experts > 0, lambda: [_experts(config, params, mesh)]),
+        "products": resolved("products", bool(matrices), lambda: matrices),
     }
 
 

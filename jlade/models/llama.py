@@ -15,10 +15,9 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
 from jlade.models import (
-    attention,
     base,
-    experts,
     implementations,
+    kernels,
     kv_rounding,
     latent,
     products,
@@ -212,8 +211,8 @@ class Llama:
 
     def __post_init__(self) -> None:
         kv_rounding.check(self.kv_dtype)
-        for kernels in (attention.KERNELS, experts.KERNELS, products.KERNELS):
-            kernels.check(getattr(self, kernels.subject))
+        for operation in kernels.KERNELS:
+            kernels.check(operation, getattr(self, operation))
 
     def __repr__(self) -> str:
         """Names what the time of a step depends on: tuned settings are stored under it."""
@@ -225,15 +224,13 @@ class Llama:
     def on(self, params: Any, mesh: Mesh | None = None, absent: Any = None) -> Self:
         """Returns the decoder for the device that holds `params`, or for those of a mesh, with kernels resolved.
 
-        "auto" may try a kernel, which takes seconds, on the device of concrete parameters. It takes the remembered
-        verdict for shapes (`jax.ShapeDtypeStruct`), and "plain" for tracers and for parameters on several devices
-        without a mesh: XLA does not partition kernels.
+        "auto" is resolved by the table of `jlade.models.kernels`. It is "plain" for tracers, and for parameters on
+        several devices without a mesh: XLA does not partition kernels.
 
         Args:
           params: the parameters.
           mesh: a result of `jlade.models.sharding.mesh_for`.
-          absent: a `jax.Device` that is not attached and takes the place of that of `params`, or None: "auto" is its
-            kernel if that can run, as if it had passed its trial.
+          absent: a `jax.Device` that is not attached and takes the place of that of `params`, or None.
 
         Raises:
           ValueError: `attention`, `experts` or `products` names a kernel that cannot run there.

@@ -11,9 +11,9 @@ import jlade
 from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.drafts.sources import TABLE
 from jlade.mesh import MODEL
-from jlade.models import attention, sharding, trial
+from jlade.models import kernels, sharding
 from jlade.models.architecture import Heads
-from jlade.models.attention import HeadShape
+from jlade.models.kernels import HeadShape
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
 from tests.compilations import recorded
@@ -235,14 +235,13 @@ def test_compiled_once(compiled):
 
 def test_attention_is_chosen_for_the_heads_of_a_device(monkeypatch):
     """Of 8 heads and 2 KV heads, each of 4 devices has 2 and one."""
-    tried = []
-    kernels = attention.KERNELS._replace(names=("cpu",), obstacle=lambda *arguments: None)
-    monkeypatch.setattr(attention, "KERNELS", kernels)
-    monkeypatch.setattr(trial, "passes", lambda *arguments: tried.append(arguments[3]))
+    asked = []
+    monkeypatch.setattr(kernels, "PLATFORMS", {"cpu"})
+    monkeypatch.setattr(kernels, "choose", lambda *call: asked.append(call[:3]) or "plain")
     params = tiny_llama(num_heads=8, num_kv_heads=2, intermediate_size=32)
     mesh = jlade.make_mesh(lookahead=2, model=4)
     placed = sharding.put(params, sharding.mesh_for(params.config, mesh))
     jlade.prepare(params, [1, 2], mesh=mesh)
     jlade.prepare(placed, [1, 2])
     assert placed.decoder.axes == MODEL
-    assert tried == [HeadShape(2, 1, 6, "float32")] * 3
+    assert asked == [("attention", "auto", [HeadShape(2, 1, 6, "float32")])] * 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jlade.models.architecture import LlamaConfig
-from jlade.models.experts import Experts, mix, route, ways
+from jlade.models.experts import Experts, hopper, mix, route, ways
 from jlade.models.quantization import quantize_matrix
 from tests.models.mixture import mixture
 from tests.tiny import slow
@@ -179,3 +179,15 @@ def test_the_share_of_experts_that_tokens_choose():
         share = np.mean([len(set(row)) for row in choices]) / 32
         assert config.share_of_experts(tokens) == pytest.approx(share, rel=0.02)
     assert LlamaConfig(13, 16, 24, 1, 4, 2, 4, 64).share_of_experts(1) == 1
+
+
+@pytest.mark.slow
+def test_mix_takes_the_kernel_for_several_tokens(monkeypatch):
+    calls = []
+    monkeypatch.setattr(ways, "tiled", lambda x, *rest: calls.append(rest[-2:]) or x)
+    experts, chosen = random_experts(6, biases=False), jnp.tile(jnp.arange(2, dtype=jnp.int32), (3, 1))
+    for num_tokens in (1, 3):
+        arguments = jnp.ones((num_tokens, E)), chosen[:num_tokens], jnp.ones((num_tokens, 2)), experts, "silu"
+        for name in ("auto", "plain", "gpu"):
+            mix(*arguments, implementation=name)
+    assert calls == [(ways.rows_of_tile(3 * 2 / 6, hopper.ROWS), hopper.multiply)]

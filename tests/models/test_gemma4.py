@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade.models import attention, trial
+from jlade import mesh as mesh_lib
+from jlade.models import kernels
 from jlade.models.architecture import Heads
-from jlade.models.attention import HeadShape, Variation
+from jlade.models.attention import Variation
+from jlade.models.kernels import HeadShape, Kernel
 from jlade.models.llama import Llama, LlamaConfig, init_params, quantize
 from jlade.models.rotary import ProportionalScaling, Rotary, inverse_frequencies
 from jlade.testing import check_decoder
+from tests.models.devices import TPU
 from tests.tiny import PAPER, tiny_llama
 
 GLOBAL = Rotary(1e4, ProportionalScaling(0.5))
@@ -130,14 +133,18 @@ SHAPES = [
 
 @pytest.mark.parametrize("refused", [None, *SHAPES])
 def test_a_kernel_must_take_the_heads_of_every_layer(params, refused, monkeypatch):
-    """It is tried with the variations of the layers that have these heads."""
-    tried = []
-    kernels = attention.KERNELS._replace(names=("cpu",), obstacle=lambda *arguments: None)
-    monkeypatch.setattr(attention, "KERNELS", kernels)
-    monkeypatch.setattr(trial, "passes", lambda *arguments: tried.append(arguments[3]) or arguments[3] != refused)
+    """It is asked about them with the variations of the layers that have these heads."""
+    asked = []
+
+    def supports(shape, device):
+        asked.append(shape)
+        return "is not for these heads" if shape == refused else None
+
+    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU])
+    monkeypatch.setitem(kernels.KERNELS, "attention", (Kernel("tpu", supports, pytest.fail),))
     config = dataclasses.replace(params.config, num_experts=0)
-    assert Llama(config).on(params).attention == ("plain" if refused else "cpu")
-    assert tried == SHAPES[: len(SHAPES) if refused is None else SHAPES.index(refused) + 1]
+    assert Llama(config).on(params).attention == ("plain" if refused else "tpu")
+    assert asked == SHAPES
 
 
 def test_proportional_scaling_turns_the_fastest_pairs_of_a_head_alone():

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,10 @@ import jlade
 from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, packed
-from jlade.models import grouped, llama, products, sharding, trial
+from jlade.models import grouped, llama, products, sharding
 from jlade.models.experts import Experts, mix, ways
-from jlade.models.grouped import GroupedMatrix, MatrixShape, pack, quantize_in_groups, unpack
-from jlade.models.llama import Llama
-from jlade.models.products import contest, gpu, tpu
+from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
+from jlade.models.products import gpu, tpu
 from jlade.models.quantization import is_quantized
 from tests.conversion.test_huggingface import DEMO
 from tests.conversion.test_round_trip import assert_equal
@@ -133,38 +131,6 @@ def test_what_a_kernel_does_not_take_is_multiplied_without_it():
             multiply_alone(kernel, jnp.ones((3, sizes[0])), matrix)
 
 
-def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):
-    calls, kernels = [], products.KERNELS
-    monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
-    device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA A100")
-    shape = MatrixShape(128, 256, 64, 4, False, False, False, "bfloat16")
-    small = MatrixShape(128, 256, 8, 4, False, False, True, "bfloat16")  # which the kernel does not take
-    assert kernels.resolve("auto", device, [shape, small]) == "gpu"
-    ((subject, kernel, _, tried, prepared, may_run),) = calls
-    assert (subject, kernel, tried, may_run) == ("products", "gpu", shape, True)
-    assert str(shape) == "128 x 256 in 4 bits with groups of 64, bfloat16"
-    assert [run.keywords["implementation"] for run in prepared.args[:2]] == ["gpu", "plain"]
-    assert (
-        kernels.resolve("auto", device, [small])
-        == kernels.resolve("auto", device, [small], is_attached=False)
-        == "plain"
-    )
-    assert kernels.resolve("auto", jax.devices()[0], [shape]) == kernels.resolve("plain", device, [shape]) == "plain"
-    assert kernels.resolve("auto", device, [small, shape], is_attached=False) == "gpu"
-    with pytest.raises(ValueError, match=r"products 'tpu' needs a TPU, and the device is NVIDIA A100; choose 'auto'"):
-        kernels.resolve("tpu", device, [shape])
-    with pytest.raises(ValueError, match=r"products 'gpu' needs outputs of a multiple of 64"):
-        kernels.resolve("gpu", device, [small])
-    with pytest.raises(ValueError, match=r"products must be one of .*; got 'cpu'"):
-        Llama(tiny_llama().config, products="cpu")
-    assert len(calls) == 1
-    monkeypatch.setattr(trial, "passes", lambda subject, kernel, device, shape, *rest: not shape.has_levels)
-    assert kernels.resolve("auto", device, [shape, shape._replace(has_levels=True)]) == "plain"
-    params = llama.quantize(tiny_llama(), 4)
-    assert params.decoder.products == "plain"
-    assert tiny_llama().decoder.products == "auto"
-
-
 def test_the_matrices_of_a_decoder_with_a_kernel_name_it():
     params = llama.quantize(tiny_llama(), 4)
     named = products.assign(params, "tpu")
@@ -172,20 +138,6 @@ def test_the_matrices_of_a_decoder_with_a_kernel_name_it():
     assert len(leaves) == 14
     assert {leaf.implementation for leaf in leaves} == {"tpu"}
     assert products.assign(params, "plain") is params
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["zero", "eight bits"])
-def test_the_trial_refuses_wrong_products(form):
-    shape = MatrixShape.of(random_matrix(form, 256, 128, 64)[0], "bfloat16")
-    plain = functools.partial(products.multiply, implementation="plain")
-    right = functools.partial(products.multiply, implementation="tpu", interpret=True)
-
-    def outcome(run):
-        return trial.compare(functools.partial(contest.prepare, run, plain, jax.devices()[0], shape), jax.devices()[0])
-
-    assert "of the time of 'plain'" in outcome(right).reason
-    assert "gives wrong results" in outcome(lambda x, matrix: 1.1 * plain(x, matrix)).reason
 
 
 @pytest.mark.parametrize("group", [8, 64])

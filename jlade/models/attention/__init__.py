@@ -1,16 +1,15 @@
-"""Attention of a block to its prefix in the cache and to itself, and its kernels."""
+"""Attention of a block to its prefix in the cache and to itself, by plain JAX or a kernel."""
+
+import importlib
 
 import jax
 import jax.numpy as jnp
 
 from jlade.models.attention import plain
-from jlade.models.attention.contest import HeadShape as HeadShape
-from jlade.models.attention.contest import prepare
 from jlade.models.attention.operands import Operands as Operands
 from jlade.models.attention.operands import Variation as Variation
-from jlade.models.kernels import Kernels, hopper_obstacle
 
-MAX_TPU_HEAD = 256  # on-chip memory holds the queries of a KV head's whole group, and those of latents are many
+MODULES = {"gpu": "hopper", "tpu": "tpu"}  # of the kernels
 
 
 def attend(
@@ -31,7 +30,7 @@ def attend(
       operands: the arrays.
       window: number of positions that a token sees, its own included; None for all.
       implementation: "plain" is JAX without kernels and runs everywhere; "gpu" is a kernel for NVIDIA's Hopper GPUs
-        and "tpu" one for TPUs. "auto" is "plain" here: `KERNELS` chooses for a device.
+        and "tpu" one for TPUs. "auto" is "plain" here: `jlade.models.kernels` chooses for a device.
       scale: of the products of queries and keys, None for the inverse root of D.
       cap: bounds the scores, by `cap * tanh(score / cap)`.
       split: of keys in 8 bits with two scales, [B, T, 2] and [B, 2, S]: the elements that the first one is of. These
@@ -43,7 +42,8 @@ def attend(
     Raises:
       ValueError: `implementation` is unknown, or `operands` lack the positions that `window` needs.
     """
-    KERNELS.check(implementation)
+    if implementation not in ("auto", "plain", *MODULES):
+        raise ValueError(f"attention must be one of 'auto', 'plain', 'gpu', 'tpu'; got {implementation!r}")
     if window is not None and operands.positions is None:
         raise ValueError(f"attention with a window ({window}) needs Operands.positions [B, T]; got None")
     mask = jnp.asarray(operands.block_mask)
@@ -52,13 +52,9 @@ def attend(
     if implementation in ("auto", "plain") or (split is not None and operands.key_scales is not None):
         return plain.attend(operands, window, scale, cap, split)
     # Imported on demand, as some builds of JAX lack parts of Pallas.
-    if implementation == "gpu":
-        from jlade.models.attention import hopper
-
-        return hopper.attend(operands, window, scale, cap)
-    from jlade.models.attention import tpu
-
-    return tpu.attend(operands, window, scale, cap)
+    kernel = importlib.import_module(f"jlade.models.attention.{MODULES[implementation]}")
+    mixed: jax.Array = kernel.attend(operands, window, scale, cap)
+    return mixed
 
 
 def _without_nan(operands: Operands) -> Operands:
@@ -71,22 +67,3 @@ def _without_nan(operands: Operands) -> Operands:
     keys, values = (getattr(operands, name) for name in names)
     finite = keys + (values - values), jnp.where(jnp.isfinite(values), values, 0)
     return operands._replace(**dict(zip(names, finite, strict=True)))
-
-
-def _obstacle(name: str, device: jax.Device, shape: HeadShape) -> str | None:
-    if name == "gpu":
-        if reason := hopper_obstacle(device):
-            return reason
-        if shape.dtype not in ("bfloat16", "float16") or shape.head_dim not in range(16, 129, 16):
-            return (
-                "needs 16-bit floats and heads of a multiple of 16 up to 128, and these are "
-                f"{shape.dtype} and {shape.head_dim}"
-            )
-    elif device.platform != "tpu":
-        return f"needs a TPU, and the device is {device.device_kind}"
-    elif shape.head_dim > MAX_TPU_HEAD:
-        return f"needs heads of up to {MAX_TPU_HEAD}, and these are of {shape.head_dim}"
-    return None
-
-
-KERNELS = Kernels("attention", ("gpu", "tpu"), attend, prepare, _obstacle)

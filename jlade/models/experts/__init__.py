@@ -1,7 +1,6 @@
 """Mixtures of experts: each token passes a few of a layer's MLPs, those that a router chooses."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,11 +8,8 @@ import jax.numpy as jnp
 
 from jlade.models import products
 from jlade.models.experts import ways
-from jlade.models.experts.contest import ExpertShape as ExpertShape
-from jlade.models.experts.contest import prepare
 from jlade.models.experts.routing import route as route
 from jlade.models.experts.ways import Experts as Experts
-from jlade.models.kernels import Kernels, hopper_obstacle
 
 TILES = (16, 32, 64, 128)  # rows of a tile for kernels of products
 
@@ -68,21 +64,3 @@ def mix(
         mixed = run(cuda=on_gpu, rocm=on_gpu, default=by_expert)
     mixed = mixed.reshape(x.shape)
     return jax.lax.psum(mixed, axes) if axes else mixed
-
-
-def _run(
-    x: jax.Array, chosen: jax.Array, weights: jax.Array, matrices: Sequence[Any], implementation: str
-) -> jax.Array:
-    """Returns `mix` for the arrays of a contest."""
-    return mix(x, chosen, weights, Experts(*matrices), "silu", implementation=implementation)
-
-
-def _obstacle(name: str, device: jax.Device, shape: ExpertShape) -> str | None:
-    if reason := hopper_obstacle(device):
-        return reason
-    from jlade.models.experts import hopper  # on demand, as some builds of JAX lack parts of Pallas
-
-    return hopper.obstacle(shape.dtype, hopper.ROWS[0], shape.size, shape.width)
-
-
-KERNELS = Kernels("experts", ("gpu",), _run, prepare, _obstacle)

@@ -1,4 +1,4 @@
-"""Products with matrices in groups, and their kernels."""
+"""Products with matrices in groups, by plain JAX or a kernel."""
 
 import importlib
 import importlib.util
@@ -9,8 +9,6 @@ import jax.numpy as jnp
 
 from jlade.models import grouped
 from jlade.models.grouped import GroupedMatrix, MatrixShape, is_grouped
-from jlade.models.kernels import Kernels
-from jlade.models.products.contest import prepare
 
 
 def multiply(
@@ -79,12 +77,21 @@ def takes_tiles(matrices: Any, dtype: jax.typing.DTypeLike) -> bool:
     """Returns whether matrices, of whatever type, have a kernel that takes them, with tiles of up to 512 tokens."""
     if not is_grouped(matrices) or matrices.implementation not in ("gpu", "tpu"):
         return False
-    return _obstacle(matrices.implementation, None, MatrixShape.of(matrices, dtype)) is None
+    return obstacle(matrices.implementation, MatrixShape.of(matrices, dtype)) is None
+
+
+def obstacle(name: str, shape: MatrixShape) -> str | None:
+    """Returns the reason why the kernel "gpu" or "tpu" does not take a matrix, None if it does."""
+    # Newer versions of JAX may lack it.
+    if name == "gpu" and importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+        return "needs Pallas's back end for Triton, which this version of JAX lacks"
+    reason: str | None = _kernel(name).obstacle(shape)
+    return reason
 
 
 def _takes(name: str, x: jax.Array, matrix: GroupedMatrix) -> bool:
     """Returns whether a kernel multiplies `x` [T, in] by a matrix, or by one of experts."""
-    if name not in ("gpu", "tpu") or _obstacle(name, None, MatrixShape.of(matrix, x.dtype)) is not None:
+    if name not in ("gpu", "tpu") or obstacle(name, MatrixShape.of(matrix, x.dtype)) is not None:
         return False
     return name == "gpu" or len(x) <= _kernel(name).MAX_ROWS
 
@@ -101,15 +108,3 @@ def assign(params: Any, implementation: str) -> Any:
         return leaf.replace(implementation=implementation) if is_grouped(leaf) else leaf  # type: ignore[attr-defined]
 
     return params if implementation in ("plain", "auto") else jax.tree.map(assigned, params, is_leaf=is_grouped)
-
-
-def _obstacle(name: str, device: jax.Device | None, shape: MatrixShape) -> str | None:
-    if device is not None and device.platform != name:
-        return f"needs a {name.upper()}, and the device is {device.device_kind}"
-    # Newer versions of JAX may lack it.
-    if name == "gpu" and importlib.util.find_spec("jax.experimental.pallas.triton") is None:
-        return "needs Pallas's back end for Triton, which this version of JAX lacks"
-    return _kernel(name).obstacle(shape)
-
-
-KERNELS = Kernels("products", ("gpu", "tpu"), multiply, prepare, _obstacle, may_skip=True)

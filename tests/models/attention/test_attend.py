@@ -1,4 +1,4 @@
-"""Plain attention against a reference, and the choice of the implementation."""
+"""Plain attention against a reference, and the decoder that is resolved for a device."""
 
 import functools
 import math
@@ -11,10 +11,9 @@ import pytest
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.models import trial
-from jlade.models.attention import KERNELS, HeadShape, Operands, attend, plain, tpu
+from jlade.models.attention import Operands, attend, plain, tpu
 from jlade.models.llama import Llama
-from tests.models.devices import AMPERE, CPU, HOPPER, TPU, hopper_kernels
+from tests.models.devices import HOPPER, TPU, hopper_kernels
 from tests.tiny import slow, tiny_llama
 
 
@@ -206,65 +205,9 @@ def test_gpus_hold_a_part_of_the_scores_of_long_texts():
     assert max(math.prod(map(int, shape.split("x"))) for shape in shapes) == plain.SCORES
 
 
-def resolve(implementation, device, dtype, head_dim):
-    return KERNELS.resolve(implementation, device, [HeadShape(4, 2, head_dim, jnp.dtype(dtype).name)])
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "head_dim", "chosen"),
-    [
-        pytest.param(HOPPER, jnp.bfloat16, 128, "gpu", marks=hopper_kernels),
-        pytest.param(HOPPER, jnp.float16, 16, "gpu", marks=hopper_kernels),
-        (HOPPER, jnp.float32, 128, "plain"),
-        (HOPPER, jnp.bfloat16, 100, "plain"),
-        (HOPPER, jnp.bfloat16, 144, "plain"),
-        (AMPERE, jnp.bfloat16, 128, "plain"),
-        (TPU, jnp.float32, 100, "tpu"),
-        (TPU, jnp.bfloat16, 576, "plain"),
-        (CPU, jnp.bfloat16, 128, "plain"),
-    ],
-)
-def test_auto_takes_a_kernel_where_it_runs_and_passes(device, dtype, head_dim, chosen, monkeypatch):
-    for passes in (True, False):
-        monkeypatch.setattr(trial, "passes", lambda *arguments, passes=passes: passes)
-        assert resolve("auto", device, dtype, head_dim) == (chosen if passes else "plain")
-    if chosen != "plain":
-        assert resolve(chosen, device, dtype, head_dim) == chosen
-
-
-@pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
-@pytest.mark.parametrize("implementation", ["auto", "plain"])
-def test_plain_runs_everywhere_and_absent_devices_try_no_kernel(implementation, device):
-    assert resolve(implementation, device, jnp.bfloat16, 128) == "plain"
-
-
-@pytest.mark.parametrize(
-    ("implementation", "device", "dtype", "head_dim", "version", "message"),
-    [
-        ("fast", CPU, jnp.float32, 16, (0, 11, 2), "one of 'auto', 'plain', 'gpu', 'tpu'; got 'fast'"),
-        ("gpu", CPU, jnp.bfloat16, 16, (0, 11, 2), "'gpu' needs an NVIDIA GPU .* is cpu; choose 'auto' or 'plain'"),
-        ("gpu", TPU, jnp.bfloat16, 16, (0, 11, 2), "'gpu' needs an NVIDIA GPU .* the device is TPU v5e"),
-        ("gpu", AMPERE, jnp.bfloat16, 16, (0, 11, 2), r"capability 9.0 \(H100, H200\), .* is NVIDIA A100"),
-        ("gpu", HOPPER, jnp.bfloat16, 16, (0, 11, 1), "'gpu' needs JAX 0.11.2 or newer"),
-        ("gpu", HOPPER, jnp.float32, 16, (0, 11, 2), "'gpu' needs 16-bit floats .* these are float32 and 16"),
-        ("gpu", HOPPER, jnp.bfloat16, 100, (0, 11, 2), "heads of a multiple of 16 .* these are bfloat16 and 100"),
-        ("gpu", HOPPER, jnp.bfloat16, 144, (0, 11, 2), "up to 128, and these are bfloat16 and 144"),
-        ("tpu", CPU, jnp.float32, 16, (0, 11, 2), "'tpu' needs a TPU, and the device is cpu"),
-        ("tpu", TPU, jnp.bfloat16, 576, (0, 11, 2), "'tpu' needs heads of up to 256, and these are of 576"),
-        ("tpu", HOPPER, jnp.bfloat16, 16, (0, 11, 2), "'tpu' needs a TPU, and the device is NVIDIA H200"),
-    ],
-)
-def test_choices_that_cannot_run_are_refused(implementation, device, dtype, head_dim, version, message, monkeypatch):
-    monkeypatch.setattr(jax, "__version_info__", version)
-    with pytest.raises(ValueError, match=message):
-        resolve(implementation, device, dtype, head_dim)
-
-
-def test_unknown_implementations_are_refused_everywhere():
+def test_unknown_implementations_are_refused():
     arrays, length, mask = random_case(0)
     with pytest.raises(ValueError, match=r"attention must be one of 'auto', 'plain', 'gpu', 'tpu'; got 'fast'"):
-        Llama(tiny_llama().config, attention="fast")
-    with pytest.raises(ValueError, match="got 'fast'"):
         attend(Operands(*arrays, length, mask), implementation="fast")
 
 
@@ -304,9 +247,7 @@ def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
     decoder = Llama(params.config)
     assert decoder.on(params) == Llama(params.config, "plain", pads=True)
     monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU])
-    assert decoder.on(params).attention == "plain"
     assert Llama(params.config, "tpu").on(params).attention == "tpu"
-    monkeypatch.setattr(trial, "passes", lambda *arguments: True)
     assert decoder.on(params).attention == "tpu"
     assert OwnLlama(params.config).on({"model": params}) == OwnLlama(params.config, "tpu")
     assert Llama(params.config, "plain").on(params).attention == "plain"
