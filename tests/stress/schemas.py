@@ -17,13 +17,13 @@ import json
 import pathlib
 import random
 import re
-import signal
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, Optional
 
 import jsonschema  # type: ignore[import-untyped]
 
+from benchmarks import measure
 from jlade.constraints import automaton, json_schema
 from jlade.constraints.json_document import KINDS, REFUSED, UnsupportedError
 from jlade.constraints.moves import DEAD
@@ -50,24 +50,6 @@ AROUND: dict[str, Callable[[Any], Any]] = {
 OTHER_SPACES = re.compile("\\\\u001[c-f]|[\x85\ufeff]", re.IGNORECASE)
 # Not their errors: these take long.
 SECONDS = 5
-
-
-class Timeout(BaseException):
-    """A schema takes longer than `SECONDS`."""
-
-
-@contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise Timeout
-
-    previous = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, previous)
 
 
 def keywords() -> Iterator[tuple[str, Any]]:
@@ -227,9 +209,9 @@ def sweep(schemas: Iterator[tuple[str, Any]] | list[tuple[str, Any]], seed: int)
     counts: collections.Counter[str] = collections.Counter()
     for name, schema in schemas:
         try:
-            with at_most(SECONDS):
+            with measure.at_most(SECONDS):
                 counts[outcome(schema, random.Random(seed))] += 1
-        except Timeout:
+        except measure.TimeLimit:
             counts["too slow"] += 1
         except Exception as error:
             counts["fault"] += 1
