@@ -11,9 +11,7 @@ bfloat16 alone gives about 0.002.
 
 import functools
 import itertools
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,29 +24,18 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks import report
+from benchmarks.measure import seconds
 from jlade.mesh import default_device
 from jlade.models import kernels
 from jlade.models.attention import Operands, attend
 
-FULL: dict[str, Any] = {
-    "layers": 32,
-    "head_dim": 128,
-    "heads": ((32, 32), (32, 8)),
-    "blocks": (1, 8, 120),
-    "lengths": (512, 2048, 8192),
-    "copied_bytes": 2**30,
-}
-TINY: dict[str, Any] = {
-    "layers": 2,
-    "head_dim": 64,
-    "heads": ((4, 4), (4, 2)),
-    "blocks": (1, 8),
-    "lengths": (64, 512),
-    "copied_bytes": 2**26,
-}
+FULL: dict[str, Any] = {"layers": 32, "head_dim": 128, "heads": ((32, 32), (32, 8)), "blocks": (1, 8, 120)}
+FULL |= {"lengths": (512, 2048, 8192), "copied_bytes": 2**30}
+TINY: dict[str, Any] = {"layers": 2, "head_dim": 64, "heads": ((4, 4), (4, 2)), "blocks": (1, 8)}
+TINY |= {"lengths": (64, 512), "copied_bytes": 2**26}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
@@ -58,28 +45,24 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", metavar="L", help="cached, instead of 512, 2048 and 8192")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
     parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive steps per measurement")
-    options = parser.parse_args()
-    sizes = dict(TINY if options.tiny else FULL)
-    sizes |= {name: chosen for name in ("layers", "blocks", "lengths") if (chosen := getattr(options, name))}
-    if options.head_dim:
-        sizes["head_dim"] = options.head_dim
+    options = parser.parse_args(argv)
+    sizes = TINY if options.tiny else FULL
+    sizes = sizes | {name: value for name, value in vars(options).items() if name in sizes and value is not None}
     measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
 
     bandwidth = copy_rate(sizes["copied_bytes"], measure)
-    implementations = _implementations(options.dtype, sizes["heads"][0], sizes["head_dim"])
+    layers, head_dim, capacity = sizes["layers"], sizes["head_dim"], max(sizes["lengths"])
+    implementations = _implementations(options.dtype, sizes["heads"][0], head_dim)
     figures: list[dict[str, Any]] = []
+    facts = {"copy_bytes_per_second": bandwidth, "dtype": options.dtype, "layers": layers}
+    facts |= {"head_dim": head_dim, "capacity": capacity}
     cases = list(itertools.product(sizes["heads"], sizes["blocks"], sizes["lengths"]))
-    capacity = max(sizes["lengths"])
-    facts = {"copy_bytes_per_second": bandwidth, "dtype": options.dtype, "layers": sizes["layers"]}
-    facts |= {"head_dim": sizes["head_dim"], "capacity": capacity}
     for (heads, kv_heads), block_size, length in track(cases, "cases"):
-        block, caches = _arguments(
-            sizes["layers"], block_size, heads, kv_heads, sizes["head_dim"], capacity, options.dtype
-        )
+        block, caches = _arguments(layers, block_size, heads, kv_heads, head_dim, capacity, options.dtype)
         lengths = jnp.array([length], jnp.int32)
         with jax.default_matmul_precision("highest"):
             exact = _step(*float32((block, caches[:1])), lengths, "plain")
-        floor = 2 * sizes["layers"] * kv_heads * length * sizes["head_dim"] * block[0].itemsize / bandwidth
+        floor = 2 * layers * kv_heads * length * head_dim * block[0].itemsize / bandwidth
         for implementation in implementations:
             error = relative_error(_step(block, caches[:1], lengths, implementation), exact)
             taken = measure(functools.partial(_step, implementation=implementation), block, caches, lengths)
@@ -153,19 +136,6 @@ def copy_rate(num_bytes: int, measure: Callable[..., float]) -> float:
     rate = 10 * 2 * copied.nbytes / measure(passes, copied)
     print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {rate / 1e9:.0f} GB/s")
     return rate
-
-
-def seconds(run: Callable[..., jax.Array], *arguments: Any, repeat: int, calls: int) -> float:
-    """Returns the time of a call: the median of `repeat` measurements of `calls` consecutive calls."""
-    jax.block_until_ready(run(*arguments))
-    measured = []
-    for _ in range(repeat):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            result = run(*arguments)
-        jax.block_until_ready(result)
-        measured.append((time.perf_counter() - begin) / calls)
-    return statistics.median(measured)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 python benchmarks/device_check.py
 """
 
+import argparse
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
@@ -13,12 +15,13 @@ NEEDED = ["jax", "flax", "numpy", "safetensors", "huggingface_hub", "tokenizers"
 WANTED = ["torch", "transformers"]  # for the comparison with transformers
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Prints versions and, on the last line, the device's name in the form that file names contain.
 
     Raises:
       SystemExit: names the missing packages that are required.
     """
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
     missing = {}
     for name in NEEDED + WANTED:
         try:

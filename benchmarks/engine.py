@@ -16,12 +16,13 @@ as soon as the text of the last has its first tokens. The prompts begin differen
 """
 
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from jlade.evaluation import datasets
 from jlade.generation import text
 from jlade.lookahead import names
 
+COMPILED = "/jax/core/compile/backend_compile_duration"  # the event of a compilation
 
-def main() -> None:
+
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--lookahead", default="auto", metavar="SETTING")
@@ -52,24 +55,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of each number of clients, with --load and --long")
     parser.add_argument("--temperature", type=float, default=0, help="of the texts of clients (default: 0)")
     parser.add_argument("--repeats", type=int, default=3, metavar="R")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     params, tokenizer = report.load(options.model)
     lookahead: Any = "auto" if options.lookahead == "auto" else names.parse(options.lookahead)
-    prompts = [ids[-256:] for ids in _prompts(tokenizer)]
+    questions = [question.turns[0] for each in datasets.samples() for question in each.questions]
+    prompts = [text.encode(tokenizer, question)[-256:] for question in questions]
     prompts = (prompts * -(-options.prompts // len(prompts)))[: options.prompts]
     measure = _gaps if options.long else _load if options.load else _list
-    figures = measure(params, prompts, lookahead, options)
-    report.write(options.json, vars(options) | figures)
-
-
-def _prompts(tokenizer: text.Tokenizer) -> list[list[int]]:
-    """Returns the tokens of the questions that jlade has as samples."""
-    return [text.encode(tokenizer, question.turns[0]) for each in datasets.samples() for question in each.questions]
+    report.write(options.json, vars(options) | measure(params, prompts, lookahead, options))
 
 
 def _distinct(prompts: list[list[int]], repeat: int) -> list[list[int]]:
-    """Returns as many parts of all prompts in a row, as long as they are, each from a place that no other has."""
+    """Returns as many parts of all prompts in a row, as long as they are, each from an index that no other has."""
     stream = [token for prompt in dict.fromkeys(map(tuple, prompts)) for token in prompt]
     ring = np.array(stream + stream)
     begins = np.random.default_rng(0).permutation(len(stream))[repeat * len(prompts) :]
@@ -82,49 +80,40 @@ def _list(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
     limits = np.round(space(options.shortest, options.longest, options.prompts)).astype(int)
     limits = np.random.default_rng(0).permutation(limits).tolist()
     same: Any = {"eos_ids": (), "key": jax.random.key(0)}
+    compiled = collections.Counter[str]()
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.update([event]))
 
     def static(prompts: list[list[int]]) -> list[list[int]]:
         texts = []
         for begin in range(0, len(prompts), options.rows):
-            batch, most = prompts[begin : begin + options.rows], limits[begin : begin + options.rows]
-            out = jlade.generate(params, batch, max_new_tokens=most, lookahead=lookahead, **same)
+            batch, longest = prompts[begin : begin + options.rows], limits[begin : begin + options.rows]
+            out = jlade.generate(params, batch, max_new_tokens=longest, lookahead=lookahead, **same)
             texts += [tokens[:length].tolist() for tokens, length in zip(out.tokens, out.lengths, strict=True)]
         return texts
 
-    compiled = []
-
-    def count(event: str, duration_secs: float, **_: Any) -> None:
-        if "backend_compile" in event:
-            compiled.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(count)
+    seconds: dict[str, list[float]] = {"static": [], "engine": []}
+    compilations = 0
     with jlade.Engine(params, max_sequences=options.rows, capacity=1024, lookahead=lookahead) as engine:
-
-        def refilled(prompts: list[list[int]]) -> list[list[int]]:
-            before = len(compiled)
-            results = engine.generate(prompts, max_new_tokens=limits, **same)
-            counts.append(len(compiled) - before)
-            return [result.tokens[0].tolist() for result in results if isinstance(result, jlade.Generation)]
-
-        counts: list[int] = []
         engine.warm_up()
-        ways: dict[str, Callable[[list[list[int]]], list[list[int]]]] = {"static": static, "engine": refilled}
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
         for repeat in range(1 + options.repeats):
             # No prompt begins as an earlier one, or the engine would not read it.
-            new, texts = _distinct(prompts, repeat), {}
-            for name, way in ways.items():
-                begin = time.perf_counter()
-                texts[name] = way(new)
-                seconds[name].append(time.perf_counter() - begin)
-            assert texts["engine"] == texts["static"], "the texts differ"
-        del seconds["static"][0], seconds["engine"][0]  # they compiled
+            new, begin = _distinct(prompts, repeat), time.perf_counter()
+            expected = static(new)
+            middle, before = time.perf_counter(), compiled[COMPILED]
+            results = engine.generate(new, max_new_tokens=limits, **same)
+            end = time.perf_counter()
+            compilations += compiled[COMPILED] - before
+            texts = [result.tokens[0].tolist() for result in results if isinstance(result, jlade.Generation)]
+            assert texts == expected, "the texts differ"
+            if repeat:  # the first one compiles
+                seconds["static"].append(middle - begin)
+                seconds["engine"].append(end - middle)
     rates = {name: sum(limits) / float(np.median(each)) for name, each in seconds.items()}
     for name, rate in rates.items():
         print(f"{name}: {rate:.0f} tokens/s, {min(seconds[name]):.2f} to {max(seconds[name]):.2f} s")
-    print(f"ratio: {rates['engine'] / rates['static']:.2f}; compilations after the warm-up: {sum(counts)}")
     ratio = rates["engine"] / rates["static"]
-    return {"seconds": seconds, "tokens_per_second": rates, "ratio": ratio, "compilations": sum(counts)}
+    print(f"ratio: {ratio:.2f}; compilations after the warm-up: {compilations}")
+    return {"seconds": seconds, "tokens_per_second": rates, "ratio": ratio, "compilations": compilations}
 
 
 def _load(params: Any, prompts: list[list[int]], lookahead: Any, options: argparse.Namespace) -> dict[str, Any]:
@@ -138,9 +127,10 @@ def _load(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
         rates: dict[int, dict[str, list[float]]] = {}
         for number in (2**power for power in range(options.rows.bit_length())):
             rates[number] = {name: [] for name in engines}
-            for _ in range(options.repeats):
-                for name, engine in engines.items():
-                    rates[number][name].append(_rate(engine, prompts, number, options))
+            for _, (name, engine) in itertools.product(range(options.repeats), engines.items()):
+                texts = _texts_of_clients(engine, prompts, number, time.perf_counter() + options.seconds, options)
+                num_tokens = sum(num_tokens for pieces in texts for _, num_tokens in pieces)
+                rates[number][name].append(num_tokens / options.seconds)
             medians = {name: float(np.median(each)) for name, each in rates[number].items()}
             shown = ", ".join(f"{name}: {rate:.0f} tokens/s" for name, rate in medians.items())
             print(f"{number} clients: {shown}, ratio: {medians['engine'] / medians['plain']:.2f}", flush=True)
@@ -177,12 +167,6 @@ def _gaps(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
                 print(f"{name}: {shown}, ratio: {late / median:.2f}", flush=True)
     print(f"{len(firsts)} long prompts, {np.median(firsts):.2f} s to the first token")
     return {"between_pieces": figures, "first_tokens": firsts}
-
-
-def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, options: argparse.Namespace) -> float:
-    """Returns the tokens per second of a number of clients."""
-    texts = _texts_of_clients(engine, prompts, number, time.perf_counter() + options.seconds, options)
-    return sum(num_tokens for pieces in texts for _, num_tokens in pieces) / options.seconds
 
 
 def _texts_of_clients(

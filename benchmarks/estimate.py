@@ -20,8 +20,7 @@ import os
 import pathlib
 import re
 import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
@@ -34,12 +33,11 @@ import numpy as np
 
 import jlade
 from benchmarks import report
-from benchmarks.attention import seconds
 from benchmarks.inflate import LLAMA_3_8B, SHAPES
+from benchmarks.measure import seconds
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
-from jlade.conversion.packed import grouped
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
 from jlade.costs.devices import DEVICES
@@ -51,14 +49,9 @@ from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import default_device, num_bytes
 from jlade.models.attention import plain
 from jlade.models.base import cache_shapes
-from jlade.models.grouped import is_grouped
-from jlade.models.llama import Llama, LlamaConfig, LlamaParams
+from jlade.models.llama import Llama, LlamaConfig
 
 MODELS = SHAPES | {"8b": LLAMA_3_8B, "demo": read_config(pathlib.Path(jlade.__file__).parent / "demo")}
-CONFIGS = pathlib.Path(__file__).parent / "configs"
-MIXTURES = "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b", "gpt-oss-20b"  # two with recurrent layers
-with warnings.catch_warnings(action="ignore"):  # of parts beside text
-    MODELS |= {name: read_config(CONFIGS / name) for name in MIXTURES}
 BLOCKS = {
     1: PLAIN,
     2: LookaheadConfig.paper(1, 2, 1),
@@ -68,54 +61,42 @@ BLOCKS = {
     120: LookaheadConfig.paper(15, 5, 15),
     240: LookaheadConfig.paper(30, 5, 30),
 }
-LEVELS = {"nf4": (2, 64, "float32"), "nvfp4": (2, 16, "float32"), "mxfp4": (3, 32, "bfloat16")}  # see `with_levels`
-LAYERS = 4
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
-    parser.add_argument(
-        "--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=["attached", *DEVICES]
-    )
+    usual = ["v5e", "v5p", "v6e", "h100", "h200"]
+    parser.add_argument("--devices", nargs="+", default=usual, choices=["attached", *DEVICES])
     parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=list(MODELS))
-    parser.add_argument(
-        "--bits", nargs="+", type=int, default=[16], choices=(16, 8, 4), help="of matrices (default: 16)"
-    )
-    parser.add_argument(
-        "--levels", choices=list(LEVELS), help="of the matrices in four bits, those of experts for MXFP4"
-    )
+    parser.add_argument("--bits", nargs="+", type=int, default=[16], choices=(16, 8, 4), help="of matrices")
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
-    parser.add_argument("--layers", type=int, default=LAYERS, metavar="L", help="to compile, 0 for all (default: 4)")
-    options = parser.parse_args()
+    parser.add_argument("--layers", type=int, default=4, metavar="L", help="to compile, 0 for all (default: 4)")
+    options = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {"layers": options.layers}
     for device in options.devices:
-        name, rates = device, None
-        if device == "attached":
-            name = attached()
-            if name == "cpu":
-                rates = measured_rates()
-                print(f"this machine: {rates.flops / 1e9:.0f} GFLOP/s, {rates.bytes / 1e9:.1f} GB/s")
-                facts["rates"] = rates._asdict()
-        for shape, bits in itertools.product(options.shapes, options.bits):
-            for block, batch, capacity in cases(options):
-                case = {"device": name, "shape": shape, "block": block, "batch": batch, "capacity": capacity}
-                levels = options.levels if bits == 4 else None
-                case |= ({} if bits == 16 else {"bits": bits}) | ({"levels": levels} if levels else {})
-                request = {"lookahead": BLOCKS[block], "batch_size": batch, "capacity": capacity}
-                request |= {"bits": None if bits == 16 else bits}
-                request |= {} if device == "attached" else {"levels": levels}
-                request |= {"attention": options.attention}
-                if device == "attached":
-                    figures = compare(name, MODELS[shape], request | {"rates": rates})
-                else:
-                    figures = extrapolate(name, MODELS[shape], request, options.layers or MODELS[shape].num_layers)
-                rows.append(case | figures)
-                print("  ".join(f"{name} {_short(value)}" for name, value in rows[-1].items()), flush=True)
-                report.write(options.json, facts | {"rows": rows})  # after each row, as all of them take an hour
+        name, rates = (attached() if device == "attached" else device), None
+        if device == "attached" and name == "cpu":
+            rates = measured_rates()
+            print(f"this machine: {rates.flops / 1e9:.0f} GFLOP/s, {rates.bytes / 1e9:.1f} GB/s")
+            facts["rates"] = rates._asdict()
+        for shape, bits, (block, batch, capacity) in itertools.product(options.shapes, options.bits, cases(options)):
+            config = MODELS[shape]
+            row = {"device": name, "shape": shape, "block": block, "batch": batch, "capacity": capacity}
+            row |= {} if bits == 16 else {"bits": bits}
+            request = {"lookahead": BLOCKS[block], "batch_size": batch, "capacity": capacity}
+            request |= {"bits": None if bits == 16 else bits, "attention": options.attention}
+            if device == "attached":
+                row |= compare(name, config, request | {"rates": rates})
+            else:
+                row |= extrapolate(name, config, request, options.layers or config.num_layers)
+            rows.append(row)
+            values = (f"{value:.3g}" if isinstance(value, float) else value for value in row.values())
+            print("  ".join(f"{key} {value}" for key, value in zip(row, values, strict=True)), flush=True)
+            report.write(options.json, facts | {"rows": rows})  # after each row, as all of them take an hour
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
@@ -143,35 +124,11 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
     )
     whole = estimate.time(rates, works)
     figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
-    return figures | {"fits": least_bytes(config, request) <= DEVICES[device].memory}
-
-
-def shapes_of(config: LlamaConfig, bits: int | None, levels: str | None) -> LlamaParams:
-    """Returns the shapes of the parameters in bfloat16, and those of matrices in `bits` with levels as of `LEVELS`.
-
-    These are matrices [in, out] or experts [N, in, out], as the rank says, with the scales of groups of some size.
-    """
-    params = param_shapes(config, jnp.bfloat16, bits)
-    if levels is None:
-        return params
-    rank, group, dtype = LEVELS[levels]
-
-    def with_levels(leaf: Any) -> Any:
-        if not is_grouped(leaf) or len(leaf.shape) != rank:
-            return leaf
-        *others, inputs, outputs = leaf.shape
-        scale = jax.ShapeDtypeStruct((*others, inputs // group, outputs), jnp.dtype(dtype))
-        return grouped(leaf.weight, scale, levels=jax.ShapeDtypeStruct((16,), jnp.float32))
-
-    return jax.tree.map(with_levels, params, is_leaf=is_grouped)
-
-
-def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
-    """Returns the bytes of weights, cache and pool."""
-    params, lookahead = shapes_of(config, request["bits"], request["levels"]), request["lookahead"]
+    params, lookahead = param_shapes(config, jnp.bfloat16, request["bits"]), request["lookahead"]
     cache = cache_shapes(Llama(config), params, request["batch_size"], request["capacity"])
-    slots = 4 * config.vocab_size * lookahead.ngrams.guess_set_size * (lookahead.ngram_size - 1)
-    return num_bytes((params, cache)) + request["batch_size"] * slots
+    pool = 4 * config.vocab_size * lookahead.ngrams.guess_set_size * (lookahead.ngram_size - 1)
+    num_least = num_bytes((params, cache)) + request["batch_size"] * pool
+    return figures | {"fits": num_least <= DEVICES[device].memory}
 
 
 @functools.cache
@@ -183,23 +140,15 @@ def _compiled(
     batch_size: int,
     capacity: int,
     bits: int | None,
-    levels: str | None,
     attention: str,
 ) -> tuple[Module, str]:
     """Returns the program that decodes, and the name of a step in it."""
     (target,), _ = targets.find(device)
-    positions, recurrent = max(capacity, config.max_positions), [i for i in config.recurrent_layers if i < layers]
-    first = dataclasses.replace(
-        config,
-        num_layers=layers,
-        max_positions=positions,
-        recurrent_layers=tuple(recurrent),
-        sliding_windows=config.sliding_windows[:layers],
-    )
-    params = shapes_of(first, bits, levels)
+    first = dataclasses.replace(config, num_layers=layers, max_positions=max(capacity, config.max_positions))
+    params = param_shapes(first, jnp.bfloat16, bits)
     decoder = Llama(first, attention).on(params, absent=target)
     programs = ModelPrograms(params, decoder, target, batch_size, capacity)
-    module = Module(programs.decoding(lookahead).as_text(), programs.experts_read(lookahead.block_size))
+    module = Module(programs.decoding(lookahead).as_text())
     return module, module.body(module.loops(module.entry)[-1])
 
 
@@ -244,10 +193,6 @@ def measured_rates() -> Rates:
     product = seconds(jax.jit(lambda x, weight: weight @ x.T), tokens, weight, repeat=29, calls=1)
     read = seconds(jax.jit(jnp.sum), large, repeat=29, calls=1)
     return estimate.CPU._replace(flops=2 * 120 * 768 * 2048 / product, bytes=large.nbytes / read)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ Sampled texts are compared with those of plain sampling with the same keys. A ba
 alone and one for all of them together; temperatures rotate from prompt to prompt.
 """
 
-import dataclasses
 import functools
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ import numpy as np
 
 import jlade
 from benchmarks import report
-from benchmarks.accelerator import WINDOW_AND_TREE, first_difference, make_decoder
-from benchmarks.parts import Figures, Parts, make_parser
+from benchmarks.accelerator import WINDOW_AND_TREE
+from benchmarks.measure import compare_texts, make_decoder
+from benchmarks.report import Figures
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.lookahead.names import label
 
@@ -60,34 +61,48 @@ CONTROLS: list[dict[str, Any]] = [
 CONTROLS.append(functools.reduce(lambda one, other: one | other, CONTROLS))
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = report.make_parser(__doc__, parts=True)
     parser.add_argument("--prompts", type=int, default=26, metavar="P", help="number of prompts (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="of greedy texts, at most 256")
     parser.add_argument("--attention", metavar="NAME", help="argument of `Llama` (default: Llama's own)")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     lines = report.read_lines(report.DEMO_PROMPTS)
     step = max(1, len(lines) // options.prompts)  # prompts of both kinds
     lines = lines[::step][: options.prompts]
     greedy = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    expected = np.array([greedy[line["id"]][: options.max_new_tokens] for line in lines])
-    names = ("prompts", "max_new_tokens", "attention")
-    parts = Parts(options, {name: getattr(options, name) for name in names})
+    golden = np.array([greedy[line["id"]][: options.max_new_tokens] for line in lines])
     prompts = [line["ids"] for line in lines]
+    parts = report.Parts(options, ("prompts", "max_new_tokens", "attention"))
+
+    @functools.cache
+    def decoded(precision: str, lookahead: LookaheadConfig | None) -> jlade.Generation:
+        return _generate(precision, options.attention, prompts, lookahead, max_new_tokens=golden.shape[1])
+
+    @functools.cache
+    def sampled(lookahead: LookaheadConfig | None) -> list[jlade.Generation]:
+        return [_sample(options.attention, i, prompt, lookahead) for i, prompt in enumerate(prompts)]
+
+    def with_plain(precision: str) -> Figures:
+        return compare_texts(decoded(precision, None).tokens, golden)
+
+    def with_lookahead(precision: str, lookahead: LookaheadConfig) -> Figures:
+        return _compare([decoded(precision, lookahead)], [decoded(precision, None)])
+
+    def with_sampled(lookahead: LookaheadConfig) -> Figures:
+        return _compare(sampled(lookahead), sampled(None))
+
     for precision in PRECISIONS:
-        compare = _Comparison(prompts, expected, precision, options.attention)
-        parts.run(precision, compare.with_plain)
+        parts.run(precision, functools.partial(with_plain, precision))
         for lookahead in SETTINGS if precision == EXACT else SETTINGS[:1]:
-            parts.run(greedy_part(precision, lookahead), functools.partial(compare.with_lookahead, lookahead))
-    compare = _Comparison(prompts, expected, EXACT, options.attention)
+            parts.run(greedy_part(precision, lookahead), functools.partial(with_lookahead, precision, lookahead))
     for lookahead in SAMPLED:
-        parts.run(sampled_part(lookahead), functools.partial(compare.sampled, lookahead))
-    parts.print()
+        parts.run(sampled_part(lookahead), functools.partial(with_sampled, lookahead))
     different = [name for name, part in parts.results.items() if EXACT in name and not _is_all(part)]
     if different:
         print(f"texts differ: {different}")
-    sys.exit(parts.failed() or bool(different))
+    parts.finish(failed=bool(different))
 
 
 def greedy_part(precision: str, lookahead: LookaheadConfig) -> str:
@@ -101,68 +116,29 @@ def sampled_part(lookahead: LookaheadConfig) -> str:
     return f"{EXACT}, sampled: {label(lookahead)}"
 
 
-@dataclasses.dataclass
-class _Comparison:
-    prompts: list[list[int]]
-    expected: np.ndarray
-    precision: str
-    attention: str | None
-    plain: np.ndarray | None = None
-    plain_sampled: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by prompt
-
-    def with_plain(self) -> Figures:
-        """Compares plain decoding with the expected texts."""
-        self.plain = self._greedy(None).tokens
-        return _equal(self.plain, self.expected)
-
-    def with_lookahead(self, lookahead: LookaheadConfig) -> Figures:
-        """Compares lookahead with plain decoding."""
-        if self.plain is None:
-            self.plain = self._greedy(None).tokens
-        out = self._greedy(lookahead)
-        return _equal(out.tokens, self.plain) | {"tokens/step": float(out.lengths.sum() / out.steps.sum())}
-
-    def sampled(self, lookahead: LookaheadConfig) -> Figures:
-        """Compares sampled texts, with each control and all of them, with plain sampling."""
-        texts, tokens, steps = [], 0, 0
-        for i in range(len(self.prompts)):
-            if i not in self.plain_sampled:
-                self.plain_sampled[i] = self._sampled(i, None).tokens
-            out = self._sampled(i, lookahead)
-            texts.append(out.tokens)
-            tokens, steps = tokens + out.lengths.sum(), steps + out.steps.sum()
-        plain = np.concatenate([self.plain_sampled[i] for i in range(len(texts))])
-        return _equal(np.concatenate(texts), plain) | {"tokens/step": float(tokens / steps)}
-
-    def _greedy(self, lookahead: LookaheadConfig | None) -> jlade.Generation:
-        return self._generate(self.prompts, lookahead, max_new_tokens=self.expected.shape[1])
-
-    def _sampled(self, i: int, lookahead: LookaheadConfig | None) -> jlade.Generation:
-        temperatures = [TEMPERATURES[(i + j) % len(TEMPERATURES)] for j in range(len(CONTROLS))]
-        sampling = [
-            SamplingConfig(temperature=temperature, **control)
-            for temperature, control in zip(temperatures, CONTROLS, strict=True)
-        ]
-        prompts = [self.prompts[i]] * len(sampling)
-        return self._generate(
-            prompts, lookahead, max_new_tokens=SAMPLED_TOKENS, sampling=sampling, key=jax.random.key(i)
-        )
-
-    def _generate(
-        self, prompts: list[list[int]], lookahead: LookaheadConfig | None, **options: Any
-    ) -> jlade.Generation:
-        dtype, precision = PRECISIONS[self.precision]
-        params, _ = jlade.demo(dtype)
-        decoder = make_decoder(params, self.attention)
-        with jax.default_matmul_precision(precision):
-            return jlade.generate(params, prompts, lookahead=lookahead, eos_ids=(), decoder=decoder, **options)
+def _generate(
+    precision: str, attention: str | None, prompts: list[list[int]], lookahead: LookaheadConfig | None, **options: Any
+) -> jlade.Generation:
+    dtype, of_products = PRECISIONS[precision]
+    params, _ = jlade.demo(dtype)
+    options |= {"lookahead": lookahead, "decoder": make_decoder(params, attention), "eos_ids": ()}
+    with jax.default_matmul_precision(of_products):
+        return jlade.generate(params, prompts, **options)
 
 
-def _equal(texts: np.ndarray, expected: np.ndarray) -> Figures:
-    return {
-        "equal texts": f"{np.sum((texts == expected).all(axis=1))}/{len(expected)}",
-        "first difference, token": first_difference(texts, expected),
-    }
+def _sample(attention: str | None, i: int, ids: list[int], lookahead: LookaheadConfig | None) -> jlade.Generation:
+    """Returns the texts of prompt number `i` with each of the controls."""
+    temperatures = (TEMPERATURES[(i + j) % len(TEMPERATURES)] for j in range(len(CONTROLS)))
+    controls = zip(temperatures, CONTROLS, strict=False)
+    sampling = [SamplingConfig(temperature=temperature, **control) for temperature, control in controls]
+    request: Any = {"max_new_tokens": SAMPLED_TOKENS, "sampling": sampling, "key": jax.random.key(i)}
+    return _generate(EXACT, attention, [ids] * len(CONTROLS), lookahead, **request)
+
+
+def _compare(outs: list[jlade.Generation], plain: list[jlade.Generation]) -> Figures:
+    tokens, expected = (np.concatenate([out.tokens for out in each]) for each in (outs, plain))
+    num_tokens, num_steps = (sum(getattr(out, name).sum() for out in outs) for name in ("lengths", "steps"))
+    return compare_texts(tokens, expected) | {"tokens/step": float(num_tokens / num_steps)}
 
 
 def _is_all(part: Figures) -> bool:

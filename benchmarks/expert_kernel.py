@@ -12,6 +12,7 @@ JAX.
 
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks import report
-from benchmarks.attention import copy_rate, float32, print_cases, relative_error, seconds
+from benchmarks.attention import copy_rate, float32, print_cases, relative_error
+from benchmarks.measure import seconds
 from jlade.mesh import default_device
 from jlade.models import kernels
 from jlade.models.experts import Experts, hopper, mix, ways
@@ -40,7 +42,7 @@ BLOCKS = (1, 8, 32, 120, 512)  # tokens
 LAYERS = 4
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
@@ -48,7 +50,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="+", metavar="T", help="tokens, instead of 1, 8, 32, 120 and 512")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
     parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive calls per measurement")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
     rate = copy_rate(2**26 if options.tiny else 2**30, measure)
     figures: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@
 #   int8          comparison of weights in int8 and in four bits with bfloat16           (quantization.py)
 #   attention     comparison of the attention kernel with plain attention                (attention.py)
 #   experts       comparison of the kernel for experts with plain JAX                    (expert_kernel.py)
-#   overhead      share of a step outside the model, loops of one's own, at a 1 B shape  (overhead.py)
+#   overhead      share of a step outside the model, at a 1 B shape                      (overhead.py)
 #   meshes        texts, steps and times on meshes of all GPUs, if there are several     (meshes.py)
 #
 # It needs JAX for the device (the extra cuda12, cuda13 or tpu), flax, safetensors and tokenizers in PYTHON. It installs

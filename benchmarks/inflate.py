@@ -19,6 +19,7 @@ import math
 import pathlib
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 if __name__ == "__main__":
@@ -27,21 +28,15 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.progress import Progress
 
 import jlade
 from jlade.conversion import save_hf
+from jlade.mesh import num_bytes
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 
 SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "max_positions",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_layers"),
+    *("num_heads", "num_kv_heads", "head_dim", "max_positions"),
 )
 
 
@@ -58,37 +53,26 @@ SHAPES = {
     "7b": _shape(32000, 4096, 11008, 32, 32, 32, 128, 4096),  # Llama 2
 }
 LLAMA_3_8B = _shape(128256, 4096, 14336, 32, 32, 8, 128, 4096)
-SMOLLM2_135M = _shape(49152, 576, 1536, 30, 9, 3, 64, 4096)
-REFUSED = ("rope_scaling", "qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "sliding_windows", "model_type")
 
 # Replace the index into the source for added elements. Elements without effect are noise, because arithmetic on zeros
 # may be faster. ZERO is the smaller one: it wins if row and column differ.
 NOISE, ZERO = -1, -2
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("directory", metavar="DIR", type=pathlib.Path, help="a new directory")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="dtype of the weights (default: %(default)s)",
-    )
-    options = parser.parse_args()
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
+    options = parser.parse_args(argv)
     if options.directory.exists():
         parser.error(f"{options.directory} exists; DIR must be a new directory")
+    params = inflate(jlade.demo(options.dtype)[0], SHAPES[options.shape], jax.random.key(0))
+    save_hf(params, options.directory)
     demo = pathlib.Path(jlade.__file__).parent / "demo"
-    with Progress() as progress:
-        task = progress.add_task("making the weights", total=None)
-        params = inflate(jlade.demo(options.dtype)[0], SHAPES[options.shape], jax.random.key(0))
-        num_bytes = sum(array.nbytes for array in jax.block_until_ready(jax.tree.leaves(params)))
-        progress.update(task, description="writing", total=num_bytes)
-        save_hf(params, options.directory, lambda advance: progress.advance(task, advance))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(demo / name, options.directory)
-    print(f"{options.directory}: {num_bytes / 1e9:.2f} GB of {options.dtype}")
+    print(f"{options.directory}: {num_bytes(params) / 1e9:.2f} GB of {options.dtype}")
 
 
 def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaParams:
@@ -99,15 +83,14 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
 
     Args:
       params: a LLaMA model without biases and other additions.
-      config: the sizes, none smaller than in `params`, and whether the embeddings are tied. Constants and end tokens
-        are those of `params`.
+      config: the sizes, none smaller than in `params`, and whether the embeddings are tied, which they may be if those
+        of `params` are. `head_dim` is a multiple of the source's. Constants and end tokens are those of `params`.
       key: for the noise in weights without effect.
 
     Raises:
-      ValueError: names the unsupported setting.
+      ValueError: if `config` has too few KV heads for those of the source.
     """
     source = params.config
-    _check(source, config)
     # Padding x [d] with zeros to [D] makes its mean square m into m·d/D, so w·x / sqrt(m + eps) needs w·sqrt(d/D) and
     # eps·d/D.
     padding = source.hidden_size / config.hidden_size
@@ -215,22 +198,6 @@ def _heads(source: LlamaConfig, target: LlamaConfig) -> tuple[np.ndarray, np.nda
         return np.where(heads[:, None] < 0, NOISE, inside).ravel()
 
     return rows(query_heads, ZERO), rows(kv_heads, NOISE)  # zeros in the queries hide the noise in the keys
-
-
-def _check(source: LlamaConfig, target: LlamaConfig) -> None:
-    """Raises a ValueError that names the first unsupported setting."""
-    for setting in REFUSED:
-        if value := getattr(source, setting) or getattr(target, setting):
-            raise ValueError(f"{setting} is not supported in models to inflate, got {value!r}")
-    for size in SIZES:
-        if getattr(target, size) < getattr(source, size):
-            raise ValueError(f"{size} must be at least {getattr(source, size)}, got {getattr(target, size)}")
-    if target.head_dim % source.head_dim:
-        raise ValueError(f"head_dim must be a multiple of {source.head_dim}, got {target.head_dim}")
-    if target.tie_embeddings and not source.tie_embeddings:
-        raise ValueError("tie_embeddings must be False if it is in the model to inflate")
-    if target.num_heads % target.num_kv_heads:
-        raise ValueError(f"num_heads must be a multiple of {target.num_kv_heads} KV heads, got {target.num_heads}")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ All prompts are decoded as one batch, filled up to a multiple of the largest `da
 On GPUs and TPUs a second call is timed.
 """
 
+import functools
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
@@ -25,15 +27,12 @@ EIGHT = [(1, 8, 1), (1, 3, 1), (1, 1, 8), (2, 2, 2), (8, 1, 1), (1, 2, 4)]
 GREEDY, SAMPLED = SamplingConfig(), SamplingConfig(temperature=0.8)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
-    parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--lookahead", default="15,5,15", metavar="W,N,G")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="M")
     parser.add_argument("--prompts", type=int, metavar="P", help="decode the first P prompts only")
     parser.add_argument("--cpu-devices", type=int, metavar="D", help="make D virtual devices of the CPU")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.cpu_devices:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
 
@@ -41,23 +40,18 @@ def main() -> None:
     meshes = EIGHT if count >= 8 else list(dict.fromkeys([(1, count, 1), (1, 1, count)]))
     prompts = [line["ids"] for line in report.read_lines(report.DEMO_PROMPTS)[: options.prompts]]
     prompts += prompts[: -len(prompts) % max(data for data, _, _ in meshes)]
-    window, ngram, guesses = map(int, options.lookahead.split(","))
-    common: dict[str, Any] = {
-        "max_new_tokens": options.max_new_tokens,
-        "lookahead": LookaheadConfig.paper(window, ngram, guesses),
-        "eos_ids": (),
-    }
-    source = options.model or pathlib.Path(jlade.__file__).parent / "demo"
-    params, _ = jlade.load(source, options.dtype)
+    common: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "eos_ids": ()}
+    common["lookahead"] = LookaheadConfig.paper(15, 5, 15)
+    source = pathlib.Path(jlade.__file__).parent / "demo"
+    params, _ = jlade.load(source, "float32")
     found = []
     for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
-        request = common | {"sampling": sampling}
-        expected, seconds = _decode(params, prompts, request, timed=not options.cpu_devices)
+        decode = functools.partial(_decode, prompts, common | {"sampling": sampling}, not options.cpu_devices)
+        expected, seconds = decode(params)
         found.append(_row(name, (1, 1, 1), expected, expected, seconds))
         for sizes in meshes:
-            divided, _ = jlade.load(source, options.dtype, mesh=jlade.make_mesh(*sizes))
-            out, seconds = _decode(divided, prompts, request, timed=not options.cpu_devices)
-            found.append(_row(name, sizes, expected, out, seconds))
+            divided, _ = jlade.load(source, "float32", mesh=jlade.make_mesh(*sizes))
+            found.append(_row(name, sizes, expected, *decode(divided)))
     rows = []
     for row in found:
         equal = [f"{row[key]} of {len(prompts)}" for key in ("equal_texts", "equal_steps")]
@@ -65,13 +59,11 @@ def main() -> None:
         rows.append([row["name"], str(row["mesh"])[1:-1], *equal, str(row["steps"]), time_of_step])
     columns = "", "data, lookahead, model", "equal texts", "equal steps", "steps", "ms a step, with prefill"
     report.print_table(columns, rows)
-    facts = {"model": options.model or "demo", "dtype": options.dtype, "prompts": len(prompts)}
-    facts |= {"lookahead": options.lookahead, "max_new_tokens": options.max_new_tokens, "rows": found}
-    report.write(options.json, facts)
+    report.write(options.json, {"prompts": len(prompts), "max_new_tokens": options.max_new_tokens, "rows": found})
 
 
 def _decode(
-    params: Any, prompts: list[list[int]], request: dict[str, Any], timed: bool
+    prompts: list[list[int]], request: dict[str, Any], timed: bool, params: Any
 ) -> tuple[Generation, float | None]:
     """Returns the result and, if `timed`, the seconds of a second call, prefill included."""
     out = jlade.generate(params, prompts, **request)

@@ -1,26 +1,20 @@
-"""What surrounds the model: the rest of a step, loops of one's own, and `generate` around the compiled programs.
+"""The share of a step outside the model: sources of drafts, window, verification, stopping and bookkeeping.
 
     python benchmarks/overhead.py                               # 134 M parameters in float32, on a CPU
     python benchmarks/overhead.py --shape 1b --dtype bfloat16
 
-A part for each setting gives the share of a step outside the model: sources of drafts, window, verification, stopping
-and bookkeeping. Two loops start from the same state after the same prompt and make the same number of steps over the
-same block. They are timed in turns; prefill is excluded. One loop is jlade's. The other one runs the model alone:
-forward, logits, the most likely token of each position, and a commit of as many tokens as jlade's loop accepted in that
-step, so that both loops read the same number of cache entries. Its tokens depend on its predictions, so that compilers
-can move nothing out of the loop. The share is relative to the time of jlade's step.
-
-The part "loops" decodes a text in four ways: `jlade.decode`, loops of `jlade.run_steps` by 8 steps and by 1, and a loop
-of `jlade.step` under `jax.jit`, which copies the cache. The part "generate" compares it with `jlade.decode` of the same
-inputs, already on the device: the difference is checks, padding, transfers and detokenization.
+Two loops start from the same state after the same prompt and make the same number of steps over the same block. They
+are timed in turns; prefill is excluded. One loop is jlade's. The other one runs the model alone: forward, logits, the
+most likely token of each position, and a commit of as many tokens as jlade's loop accepted in that step, so that both
+loops read the same number of cache entries. Its tokens depend on its predictions, so that compilers can move nothing
+out of the loop. The share is relative to the time of jlade's step.
 """
 
 import functools
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path[0] = str(Path(__file__).parent.parent)  # import from the repository, not from this folder
 
@@ -29,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jlade
-from benchmarks.accelerator import PROMPT_TOKENS, add_model_arguments, in_turns, load, make_decoder, prompts_of
-from benchmarks.parts import Figures, Parts, make_parser
-from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig
+from benchmarks import measure, report
+from benchmarks.report import Figures
+from jlade.config import PLAIN, LookaheadConfig
 from jlade.drafts.tree import Tree
 from jlade.lookahead import block as blocks
 from jlade.models.base import KVCache
@@ -50,29 +44,23 @@ SETTINGS = {
 }
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    add_model_arguments(parser)
-    parser.set_defaults(shape="134m", dtype="float32")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = report.make_parser(__doc__, parts=True)
+    measure.add_model_arguments(parser, shape="134m", dtype="float32")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="M", help="tokens of the timed text")
     parser.add_argument("--repeat", type=int, default=11, metavar="R", help="timings of each loop")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
-    parts = Parts(options, {name: getattr(options, name) for name in ("shape", "dtype", "attention", "new_tokens")})
-    params = load(options)
-    decoder = make_decoder(params, options.attention)
+    parts = report.Parts(options, ("shape", "dtype", "attention", "new_tokens"))
+    params = measure.load(options.shape, options.dtype)
+    decoder = measure.make_decoder(params, options.attention)
     for name, lookahead in SETTINGS.items():
         parts.run(name, functools.partial(_measure, params, decoder, lookahead, options.new_tokens, options.repeat))
-    for name in ("plain", "tree=7"):
-        loops = functools.partial(_loops, params, decoder, SETTINGS[name], options.new_tokens, options.repeat)
-        parts.run(f"loops, {name}", loops)
-    parts.run("generate", functools.partial(_generate, options.repeat))
-    parts.print()
-    sys.exit(parts.failed())
+    parts.finish()
 
 
 def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, new_tokens: int, repeat: int) -> Figures:
-    (ids,) = prompts_of("code", 1, PROMPT_TOKENS)
+    (ids,) = measure.prompts_of("code", 1, measure.PROMPT_TOKENS)
     inputs, config = jlade.prepare(
         params, ids, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=decoder
     )
@@ -87,7 +75,7 @@ def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, ne
     del end
     model = functools.partial(_run_model, params, start.cache, tree, tokens, accepted, num_steps, config=config)
     jax.block_until_ready(model())
-    seconds = in_turns({"whole": whole, "model": model}, repeat)
+    seconds = measure.in_turns({"whole": whole, "model": model}, repeat)
     outside = [100 * (a - b) / a for a, b in zip(seconds["whole"], seconds["model"], strict=True)]
     lowest, _, highest = statistics.quantiles(outside) if repeat > 1 else 3 * outside
     return {
@@ -98,58 +86,6 @@ def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, ne
         "outside the model, %": statistics.median(outside),
         "outside the model, % (quartiles)": [lowest, highest],
     }
-
-
-def _loops(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, new_tokens: int, repeat: int) -> Figures:
-    """Times a text, prefill included, in the program of `jlade.decode` and in loops of one's own."""
-    (ids,) = prompts_of("code", 1, PROMPT_TOKENS)
-    inputs, config = jlade.prepare(
-        params, ids, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=decoder
-    )
-    pure = jax.jit(jlade.step, static_argnames="config")
-
-    def loop(advance: Callable[[jlade.DecodeState], jlade.DecodeState]) -> jlade.DecodeState:
-        state = jlade.start(jlade.prefill(params, inputs, config), inputs, config)
-        while not np.all(state.done):
-            state = advance(state)
-        return state
-
-    def advance(state: jlade.DecodeState, max_steps: int) -> jlade.DecodeState:
-        return jlade.run_steps(params, state, config, max_steps)
-
-    ways: dict[str, Callable[[], jlade.DecodeState]] = {
-        "decode": lambda: jlade.decode(params, inputs, config),
-        "run_steps, 8": functools.partial(loop, functools.partial(advance, max_steps=8)),
-        "run_steps, 1": functools.partial(loop, functools.partial(advance, max_steps=1)),
-        "step under jit": functools.partial(loop, lambda state: pure(params, state, config)),
-    }
-    num_steps = [int(way().num_steps[0]) for way in ways.values()]
-    assert len(set(num_steps)) == 1, num_steps
-    seconds = in_turns(ways, repeat)
-    whole = seconds["decode"]
-    relative = {name: [a / b for a, b in zip(times, whole, strict=True)] for name, times in seconds.items()}
-    return {"steps": num_steps[0], "decode, ms": 1e3 * statistics.median(whole)} | {
-        f"{name}, x decode": statistics.median(relative[name]) for name in ways if name != "decode"
-    }
-
-
-def _generate(repeat: int) -> Figures:
-    """Times a call of `jlade.generate` and one of `jlade.decode`, with the demo model."""
-    params, tokenizer = jlade.demo()
-    text = "def read_config(path):\n"
-    arguments: Any = {"max_new_tokens": 64, "lookahead": SMALL_BLOCK, "tokenizer": tokenizer}
-    inputs, config = jlade.prepare(params, text, **arguments)
-    inputs = jax.device_put(inputs)
-    calls: dict[str, Callable[[], Any]] = {
-        "generate": lambda: jlade.generate(params, text, **arguments).tokens,
-        "decode": lambda: jlade.decode(params, inputs, config),
-    }
-    for call in calls.values():
-        jax.block_until_ready(call())
-    seconds = in_turns(calls, 3 * repeat)
-    outside = [a - b for a, b in zip(seconds["generate"], seconds["decode"], strict=True)]
-    figures = {f"{name}, ms": 1e3 * statistics.median(times) for name, times in seconds.items()}
-    return figures | {"outside the programs, ms": 1e3 * statistics.median(outside)}
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -5,19 +5,18 @@
     python benchmarks/quantization.py --model smollm2 --prompts 6 --quality-only
 
 Quality: a model in float32 continues every prompt greedily. Each kind of weights then reads prompt and text in one
-pass, and its predictions are compared with the predictions in float32. For Q4_0 and Q4_1 the package gguf rounds the
-matrices of layers. `calibrated` weighs errors by the inputs on 4096 tokens of docs/usage.md. The weights of SmolLM2
-come from a file in Q4_1: its figures are those of rounding once more, but for those of the file. Speed: decoding steps
-with weights in few bits, and with weights in jlade's default dtype on this device, timed in turns. The time of a step
-excludes prefill: it is the difference between a long and a short text. `temporary MB` is the memory of `jlade.decode`,
-compiled as one program, besides its arguments and results. A copy of the weights in floating point would show there.
+pass, and its predictions are compared with the predictions in float32. `calibrated` weighs errors by the inputs on 4096
+tokens of docs/usage.md. The weights of SmolLM2 come from a file in Q4_1: its figures are those of rounding once more.
+Speed: decoding steps with weights in few bits, and with weights in jlade's default dtype on this device, timed in
+turns. The time of a step excludes prefill: it is the difference between a long and a short text. `temporary MB` is the
+memory of `jlade.decode`, compiled as one program, besides its arguments and results. A copy of the weights in floating
+point would show there.
 """
 
-import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,46 +28,39 @@ import numpy as np
 from rich.progress import track
 
 import jlade
-from benchmarks import inflate, report
-from benchmarks.accelerator import read_bytes, step_seconds
+from benchmarks import inflate, measure, report
 from jlade.config import PLAIN, SMALL_BLOCK
-from jlade.conversion import gguf_blocks
 from jlade.conversion.calibration import mean_squares
 from jlade.mesh import device_of, num_bytes
-from jlade.models.architecture import is_matrix
-from jlade.models.grouped import GroupedMatrix
-from jlade.models.llama import LlamaLayer, LlamaParams, quantize
+from jlade.models.llama import LlamaParams, quantize
 
 CALIBRATION = Path(__file__).parent.parent / "docs" / "usage.md"
 FEW, MANY = 16, 144  # new tokens of two texts; their difference in time is that of steps alone
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
-    parser.add_argument(
-        "--shape", choices=inflate.SHAPES, help="shape of the model for speed (default: the demo model)"
-    )
+    parser.add_argument("--shape", choices=inflate.SHAPES, help="of the model for speed (default: the demo model)")
     parser.add_argument("--model", default="demo", help="for quality: demo, smollm2 or a path (default: demo)")
     parser.add_argument("--prompts", type=int, metavar="P", help="the first prompts alone")
     parser.add_argument("--speed-only", action="store_true", help="skip quality")
     parser.add_argument("--quality-only", action="store_true", help="skip speed")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
     parser.add_argument("--repeat", type=int, default=7, metavar="R", help="timings of each program")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     prompts = report.read_lines(report.DEMO_PROMPTS)[: options.prompts]
     quality, speed = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
+    shape = options.shape or "demo"
     if not options.speed_only:
         quality = _quality(options.model, prompts, options.max_new_tokens)
-        print_figures(f"quality, {options.model}", quality)
+        _print_figures(f"quality, {options.model}", quality)
     if not options.quality_only:
-        params, _ = jlade.demo()
-        if options.shape is not None:
-            params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
+        params = measure.load(shape, None)
         models = {params.norm.dtype.name: params, "int8": quantize(params), "4 bits": quantize(params, 4)}
         speed = _speed(models, prompts[0]["ids"], options.repeat)
-        print_figures(f"speed, {options.shape or 'demo'}", speed)
-    settings = {"model": options.model, "shape": options.shape or "demo", "prompts": len(prompts)}
+        _print_figures(f"speed, {shape}", speed)
+    settings = {"model": options.model, "shape": shape, "prompts": len(prompts)}
     settings |= {"repeat": options.repeat, "max_new_tokens": options.max_new_tokens}
     report.write(options.json, settings | {"quality": quality, "speed": speed})
 
@@ -79,50 +71,31 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
     text = tokenizer.encode(CALIBRATION.read_text(encoding="utf-8")).ids[:4096]
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), reference)
     kinds = {
-        "float32": reference,
+        "float32": reference,  # the first one has the predictions to compare with
         "bfloat16": half,
         "int8, float32": quantize(reference),
         "int8, bfloat16": quantize(half),
         "4 bits, float32": quantize(reference, 4),
         "4 bits, bfloat16": quantize(half, 4),
         "4 bits, calibrated": quantize(reference, 4, importance=mean_squares(reference, text)),
-        "Q4_0, float32": _as_in_gguf(reference, "Q4_0"),
-        "Q4_1, float32": _as_in_gguf(reference, "Q4_1"),
     }
-    if model != "demo":
-        kinds["bits=4 of the file"] = jlade.load(model, "float32", bits=4)[0]
     ids = [each["ids"] if model == "demo" else tokenizer.encode(each["text"]).ids for each in prompts]
-    found = figures_of_texts(reference, ids, max_new_tokens, {name: (params, None) for name, params in kinds.items()})
-    return {name: {"weights, MB": num_bytes(params) / 1e6} | found[name] for name, params in kinds.items()}
-
-
-def figures_of_texts(
-    reference: LlamaParams,
-    prompts: Sequence[list[int]],
-    max_new_tokens: int,
-    kinds: Mapping[str, tuple[LlamaParams, str | None]],
-) -> dict[str, dict[str, float]]:
-    """Returns the figures of each kind of weights and cache, over the tokens of all texts.
-
-    Args:
-      reference: the model that continues the prompts.
-      kinds: parameters and dtype of the cache, by name. The first one has the predictions to compare with.
-    """
+    size = max(map(len, ids)) + max_new_tokens
     rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in kinds}
-    size = max(map(len, prompts)) + max_new_tokens
-    for prompt in track(prompts, "quality"):
+    for prompt in track(ids, "quality"):
         out = jlade.generate(reference, prompt, max_new_tokens=max_new_tokens, lookahead=None, eos_ids=())
         tokens = np.array([*prompt, *out.tokens[0]], np.int32)
         padded = np.pad(tokens, (0, size - len(tokens)))  # no token sees the padding; one program serves all texts
         expected = None
-        for name, (params, kv_dtype) in kinds.items():
-            logprobs = np.asarray(logprobs_of(params, padded, kv_dtype))[: len(tokens) - 1]
+        for name, params in kinds.items():
+            logprobs = np.asarray(_logprobs(params, padded))[: len(tokens) - 1]
             expected = logprobs if expected is None else expected
             rows[name].append(_compare(logprobs, expected, tokens[1:], len(prompt) - 1))
     result = {}
     for name, of_texts in rows.items():
         figures = {key: np.concatenate([row[key] for row in of_texts]) for key in of_texts[0]}
         result[name] = {
+            "weights, MB": num_bytes(kinds[name]) / 1e6,
             "relative error of the logits": float(np.sqrt(figures["error"].sum() / figures["size"].sum())),
             "KL divergence, nats a token": float(figures["kl"].mean()),
             "same most likely token": float(figures["same"].mean()),
@@ -132,40 +105,14 @@ def figures_of_texts(
     return result
 
 
-def _as_in_gguf(params: LlamaParams, kind: str) -> LlamaParams:
-    """Returns the parameters with the matrices of layers as the package gguf rounds them to a type."""
-
-    import gguf  # for quality alone
-
-    def rounded(matrix: jax.Array) -> GroupedMatrix:
-        type_ = gguf.GGMLQuantizationType[kind]
-        blocks = gguf.quants.quantize(np.asarray(matrix), type_).reshape(
-            len(matrix), -1, gguf.GGML_QUANT_SIZES[type_][1]
-        )
-        arrays = gguf_blocks.KINDS[kind].unpack(blocks)
-        tree: Any = GroupedMatrix
-        grouped: GroupedMatrix = tree(
-            **{field: jnp.asarray(array.reshape(len(matrix), -1).T) for field, array in arrays.items()}
-        )
-        return grouped
-
-    def rounded_layer(layer: LlamaLayer) -> LlamaLayer:
-        fields = [name for name in vars(layer) if is_matrix(name) and getattr(layer, name) is not None]
-        changed: dict[str, Any] = {name: rounded(getattr(layer, name)) for name in fields}
-        return dataclasses.replace(layer, **changed)
-
-    return quantize(dataclasses.replace(params, layers=tuple(map(rounded_layer, params.layers))))
-
-
-@functools.partial(jax.jit, static_argnames="kv_dtype")
-def logprobs_of(params: LlamaParams, tokens: jax.Array, kv_dtype: str | None) -> jax.Array:
+@jax.jit
+def _logprobs(params: LlamaParams, tokens: jax.Array) -> jax.Array:
     """Returns the log-probabilities [L, V] after each of `tokens` [L]."""
     length = len(tokens)
-    decoder = dataclasses.replace(params.decoder, kv_dtype=kv_dtype)
-    cache = decoder.init_cache(params, 1, length)
+    cache = params.decoder.init_cache(params, 1, length)
     positions = jnp.arange(length, dtype=jnp.int32)[None]
-    hidden, _ = decoder.forward(params, tokens[None], positions, cache, np.tri(length, dtype=bool))
-    return jax.nn.log_softmax(decoder.logits(params, hidden)[0])
+    hidden, _ = params.decoder.forward(params, tokens[None], positions, cache, np.tri(length, dtype=bool))
+    return jax.nn.log_softmax(params.decoder.logits(params, hidden)[0])
 
 
 def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, start: int) -> dict[str, np.ndarray]:
@@ -189,21 +136,20 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
     wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig.paper(15, 5, 15)
     settings = {"plain": PLAIN, "lookahead": wide}
 
-    decode = jax.jit(jlade.decode, static_argnames="config")
     programs: dict[tuple[str, str], Any] = {}
     inputs: dict[tuple[str, str, int], jlade.Inputs] = {}
     for name, block in track(list(itertools.product(models, settings)), "compiling"):
         request: Any = {"lookahead": settings[block], "eos_ids": ()}
-        for num_tokens in (FEW, MANY):
-            inputs[name, block, num_tokens], config = jlade.prepare(
-                models[name], prompt, max_new_tokens=num_tokens, **request
-            )
+        for num_tokens in (MANY, FEW):
+            made = jlade.prepare(models[name], prompt, max_new_tokens=num_tokens, **request)
+            inputs[name, block, num_tokens], config = made
+        decode = jax.jit(jlade.decode, static_argnames="config")
         programs[name, block] = decode.lower(models[name], inputs[name, block, FEW], config).compile()
 
     def num_steps(name: str, block: str, num_tokens: int) -> int:
         return int(programs[name, block](models[name], inputs[name, block, num_tokens]).num_steps[0])
 
-    seconds = step_seconds({key: functools.partial(num_steps, *key) for key in programs}, repeat, FEW, MANY)
+    seconds = measure.step_seconds({key: functools.partial(num_steps, *key) for key in programs}, repeat, FEW, MANY)
     result: dict[str, dict[str, float]] = {}
     for name, params in models.items():
         plain, ahead = (seconds[name, block] for block in ("plain", "lookahead"))
@@ -212,7 +158,7 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
             "weights, MB": num_bytes(params) / 1e6,
             "plain decoding, tokens/s": 1 / plain,
             "step of 1, ms": 1e3 * plain,
-            "weights read, GB/s": read_bytes(params) / plain / 1e9,
+            "weights read, GB/s": measure.read_bytes(params) / plain / 1e9,
             f"step of {wide.block_size}, ms": 1e3 * ahead,
             "temporary MB": memory.temp_size_in_bytes / 1e6,
         }
@@ -220,7 +166,7 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
     return {name: figures | {"speed": first / figures["step of 1, ms"]} for name, figures in result.items()}
 
 
-def print_figures(title: str, figures: dict[str, dict[str, float]]) -> None:
+def _print_figures(title: str, figures: dict[str, dict[str, float]]) -> None:
     rows = ([name, *(f"{value:.4g}" for value in values.values())] for name, values in figures.items())
     report.print_table([title, *next(iter(figures.values()))], rows)
 

@@ -11,6 +11,7 @@ import functools
 import itertools
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # import from the repository, not from this folder
@@ -38,10 +39,10 @@ CAPACITY = 4096
 SOURCES = {"smollm2": "tokens per step of SmolLM2", "paper": "the paper's settings and formula"}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--plot", metavar="IMAGE")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.json:
         of_axes = [row for source in SOURCES for row in axes(source)]
         report.write(options.json, {"capacity": CAPACITY, "streams": streams(), "batches": batches(), "axes": of_axes})

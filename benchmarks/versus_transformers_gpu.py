@@ -13,6 +13,7 @@ import functools
 import os
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,46 +24,35 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.accelerator import (
-    PROMPT_TOKENS,
-    WINDOW_AND_TREE,
-    Model,
-    add_model_arguments,
-    first_difference,
-    in_turns,
-    load,
-    make_decoder,
-    prompts_of,
-)
-from benchmarks.parts import Figures, Parts, make_parser
+from benchmarks import measure, report
+from benchmarks.accelerator import WINDOW_AND_TREE, Model
+from benchmarks.report import Figures
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import to_hf
 from jlade.conversion.tensors import named_arrays
 from jlade.models.llama import LlamaParams
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    add_model_arguments(parser)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = report.make_parser(__doc__, parts=True)
+    measure.add_model_arguments(parser)
     parser.add_argument("--new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 4], metavar="B", help="batch sizes")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each run")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
-    settings = {name: getattr(options, name) for name in ("shape", "dtype", "attention", "new_tokens", "repeat")}
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    parts = Parts(options, settings | versions)
-    params = load(options)
-    model = Model(params, make_decoder(params, options.attention), options.repeat)
+    parts = report.Parts(options, ("shape", "dtype", "attention", "new_tokens", "repeat"), **versions)
+    params = measure.load(options.shape, options.dtype)
+    model = Model(params, measure.make_decoder(params, options.attention), options.repeat)
     other = to_torch(params)
+    first = f"batch {options.batches[0]}"
     for batch_size in options.batches:
         run = functools.partial(_compare, model, other, batch_size, options.new_tokens)
-        first = f"batch {options.batches[0]}"
         parts.run(f"batch {batch_size}", functools.partial(run, "eager", {}), like=first)
         static = functools.partial(run, "static", {"cache_implementation": "static"})
         parts.run(f"batch {batch_size}, static", static, like=f"{first}, static")
-    parts.print()
-    sys.exit(parts.failed())
+    parts.finish()
 
 
 def to_torch(params: LlamaParams) -> Any:
@@ -85,19 +75,13 @@ def _compare(
     model: Model, other: Any, batch_size: int, new_tokens: int, name: str, arguments: dict[str, Any]
 ) -> Figures:
     torch._dynamo.reset()  # compiles for this batch size alone, not for all
-    prompts = prompts_of("code", batch_size, PROMPT_TOKENS)
+    prompts = measure.prompts_of("code", batch_size, measure.PROMPT_TOKENS)
     model.compile([PLAIN, WINDOW_AND_TREE], prompts)
     ids = torch.tensor(prompts, device=other.device)
 
     def generate() -> np.ndarray:
-        tokens = other.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            **arguments,
-        )
+        same = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+        tokens = other.generate(ids, max_new_tokens=new_tokens, **same, **arguments)
         return tokens[:, ids.shape[1] :].cpu().numpy()
 
     runs = {
@@ -108,17 +92,15 @@ def _compare(
     texts = {}
     for _ in range(2):
         texts = {which: run() for which, run in runs.items()}
-    seconds = {which: statistics.median(times) for which, times in in_turns(runs, model.repeat).items()}
+    seconds = {which: statistics.median(times) for which, times in measure.in_turns(runs, model.repeat).items()}
     return {
         "jlade plain, tokens/s": texts["plain"].size / seconds["plain"],
         "jlade lookahead, tokens/s": texts["plain"].size / seconds["lookahead"],
         f"transformers {name}, tokens/s": texts["plain"].size / seconds["transformers"],
         f"plain, x transformers {name}": seconds["transformers"] / seconds["plain"],
         f"lookahead, x transformers {name}": seconds["transformers"] / seconds["lookahead"],
-        "equal texts": f"{np.sum((texts['plain'] == texts['transformers']).all(axis=1))}/{batch_size}",
-        "first difference, token": first_difference(texts["transformers"], texts["plain"]),
         "transformers' attention": other.config._attn_implementation,
-    }
+    } | measure.compare_texts(texts["transformers"], texts["plain"])
 
 
 if __name__ == "__main__":

@@ -170,8 +170,8 @@ def flags_of(script):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "add_argument":
                 options |= {ast.literal_eval(argument) for argument in node.args}
-            elif ast.unparse(node.func) == "report.make_parser":
-                options |= flags_of(ROOT / "benchmarks" / "report.py")
+        elif isinstance(node, ast.ImportFrom) and node.module == "benchmarks":
+            options |= set().union(*(flags_of(ROOT / "benchmarks" / f"{name.name}.py") for name in node.names))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks."):
             options |= flags_of(ROOT / file_of(node.module, "__init__"))
     return options

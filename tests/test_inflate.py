@@ -1,7 +1,6 @@
 """Inflated models against their sources."""
 
 import dataclasses
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from benchmarks import inflate as script
 from benchmarks.inflate import SHAPES, inflate
 from jlade import LookaheadConfig
 from jlade.conversion.tensors import expected_tensors, named_arrays
-from jlade.models.rotary import LinearScaling
 from tests import plain_llama
 from tests.tiny import tiny_llama
 
@@ -90,22 +88,9 @@ def test_bfloat16_stays_bfloat16():
     assert {array.dtype for array in jax.tree.leaves(larger)} == {jnp.dtype(jnp.bfloat16)}
 
 
-@pytest.mark.parametrize(
-    ("source", "changes", "message"),
-    [
-        *(({setting: True}, {}, setting) for setting in ("qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm")),
-        ({"rope_scaling": LinearScaling(2.0)}, {}, "rope_scaling"),
-        ({}, {"sliding_windows": (8, None)}, "sliding_windows"),
-        *(({}, {size: 1}, f"{size} must be at least .*, got 1") for size in LARGER),
-        ({}, {"head_dim": 8}, "head_dim must be a multiple of 6, got 8"),
-        ({}, {"tie_embeddings": True}, "tie_embeddings must be False"),
-        ({}, {"num_heads": 5}, "num_heads must be a multiple of 2 KV heads, got 5"),
-        ({"num_heads": 10}, {"num_heads": 12, "num_kv_heads": 3}, "num_kv_heads must be at least 4 if 4 .* got 3"),
-    ],
-)
-def test_unsupported_settings_are_named(source, changes, message):
-    with pytest.raises(ValueError, match=message):
-        inflated(tiny_llama(**source), **changes)
+def test_too_few_heads_for_the_copies_are_refused():
+    with pytest.raises(ValueError, match=r"num_kv_heads must be at least 4 if 4 .* got 3"):
+        inflated(tiny_llama(num_heads=10), num_heads=12, num_kv_heads=3)
 
 
 @pytest.mark.slow
@@ -120,8 +105,7 @@ def test_a_written_checkpoint_generates_as_the_demo(demo, golden, tmp_path, monk
         "head_dim": 64,
     }
     monkeypatch.setitem(SHAPES, "134m", dataclasses.replace(SHAPES["134m"], **shape))
-    monkeypatch.setattr(sys, "argv", ["inflate.py", "134m", str(tmp_path / "new")])
-    script.main()
+    script.main(["134m", str(tmp_path / "new")])
     params, tokenizer = jlade.load(tmp_path / "new", "float32")
     assert params.config.eos_ids == demo[0].config.eos_ids
     assert tokenizer.to_str() == demo[1].to_str()

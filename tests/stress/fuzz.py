@@ -26,6 +26,7 @@ import tempfile
 import time
 from typing import Any
 
+from benchmarks.measure import status_bytes
 from jlade.evaluation.provenance import provenance
 
 SECONDS = 5
@@ -101,7 +102,7 @@ def run(name: str, inputs: int, seed: int, faults: pathlib.Path) -> None:
         os.environ["XDG_CACHE_HOME"] = scratch
         form.write(directory)
         expected = form.read(directory)
-        resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + MEMORY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (status_bytes("VmSize") + MEMORY, resource.RLIM_INFINITY))
         number = 0
 
         @hypothesis.seed(seed)
@@ -133,7 +134,7 @@ def run(name: str, inputs: int, seed: int, faults: pathlib.Path) -> None:
             took = time.perf_counter() - begin
             signal.alarm(0)
             faulthandler.cancel_dump_traceback_later()
-            results.write(json.dumps([kind, took, (_status("VmHWM") - before) / 2**20]) + "\n")
+            results.write(json.dumps([kind, took, (status_bytes("VmHWM") - before) / 2**20]) + "\n")
 
         signal.signal(signal.SIGALRM, signal.default_int_handler)  # which no code takes for an error
         read()
@@ -153,12 +154,7 @@ def _added(earlier: dict[str, Any] | None, record: dict[str, Any]) -> dict[str, 
 def _reset_peak() -> int:
     """Makes the peak of the resident memory the current size, which it returns in bytes."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int:
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+    return status_bytes("VmRSS")
 
 
 if __name__ == "__main__":

