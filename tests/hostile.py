@@ -33,7 +33,7 @@ from jlade.drafts import recycled
 from jlade.generation import chat_template, text, tokenizer_files
 from jlade.generation import prior as prior_lib
 from jlade.models import trial
-from tests.conversion.test_huggingface import random_tensors, write_checkpoint
+from tests.conversion.hf_files import random_tensors, write_checkpoint
 
 Inputs = st.SearchStrategy[tuple[str, bytes]]  # a file of the directory, and its new content
 
