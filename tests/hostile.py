@@ -32,7 +32,7 @@ from jlade.drafts import pool as pool_lib
 from jlade.drafts import recycled
 from jlade.generation import chat_template, text
 from jlade.generation import prior as prior_lib
-from tests.conversion.test_huggingface import random_tensors, write_checkpoint
+from tests.conversion.hf_files import random_tensors, write_checkpoint
 
 Inputs = st.SearchStrategy[tuple[str, bytes]]  # a file of the directory, and its new content
 

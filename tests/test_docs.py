@@ -22,8 +22,8 @@ from jlade.cli.arguments import make_mesh
 from jlade.conversion import location
 from jlade.costs import estimate
 from jlade.evaluation.experiments import EXPERIMENTS
-from tests.conversion.test_adapter import shapes_of, write_adapter
-from tests.conversion.test_gguf_tokenizer import write_chat
+from tests.conversion.adapter_files import shapes_of, write_adapter
+from tests.conversion.gguf_files import write_chat
 from tests.tiny import PAPER
 
 ROOT = pathlib.Path(__file__).parents[1]

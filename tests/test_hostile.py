@@ -14,7 +14,7 @@ from jlade.conversion import load_hf, tokenizer_files
 from jlade.conversion.hf_config import read_config
 from jlade.generation import chat_template, text
 from tests import hostile
-from tests.conversion.test_huggingface import write_checkpoint
+from tests.conversion.hf_files import write_checkpoint
 
 # Changed files of each format; `tests/stress/fuzz.py` reads thousands.
 EXAMPLES = {

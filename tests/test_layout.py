@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import pathlib
+import re
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / "jlade").rglob("*.py"))
@@ -89,3 +90,8 @@ def test_no_import_climbs():
 def test_the_top_level_is_small():
     top = {path.name for path in (ROOT / "jlade").iterdir() if path.suffix == ".py" or path.is_dir()} - {"__pycache__"}
     assert len(top - {"__main__.py"}) <= 24, sorted(top)
+
+
+def test_what_tests_of_models_and_checkpoints_share_is_in_modules_of_its_own():
+    imports = re.compile(r"^\s*from tests\.(conversion|models)\.(\w+\.)*test_", re.MULTILINE)
+    assert not [file for file in (ROOT / "tests").rglob("*.py") if imports.search(file.read_text(encoding="utf-8"))]

@@ -10,8 +10,7 @@ import pytest
 
 import jlade
 from jlade import conversion
-from tests.conversion.test_huggingface import DEMO
-from tests.conversion.test_round_trip import assert_equal
+from tests.conversion.hf_files import DEMO, assert_equal
 from tests.tiny import tiny_llama
 
 

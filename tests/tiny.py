@@ -12,8 +12,18 @@ from tokenizers import Tokenizer, decoders, models
 import jlade
 from jlade.cli.arguments import DEMO
 from jlade.conversion import save_hf
-from jlade.models.architecture import BEFORE_GATE, CONVOLUTION, DELTA, STATE_SPACE, Multipliers, Recurrence
+from jlade.models.architecture import (
+    BEFORE_GATE,
+    CONVOLUTION,
+    DELTA,
+    STATE_SPACE,
+    Heads,
+    Latent,
+    Multipliers,
+    Recurrence,
+)
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, init_params
+from jlade.models.rotary import ProportionalScaling, Rotary
 
 # The block of all tests that are not about blocks, so that they share programs.
 PAPER = jlade.LookaheadConfig.paper(4, 4, 3)
@@ -32,6 +42,36 @@ BESIDE_ATTENTION = {
 }
 # And like Nemotron H, whose layers are a mixer or an MLP alone.
 ALONE = STATE_SPACES | {"num_layers": 4, "mlp_layers": (1, 3)}
+# And like DeepSeek V3, with latent attention and experts in the second layer.
+LATENT_SIZES = Latent(12, rank=10, rotated=4, unrotated=6, value_size=5)
+LIKE_DEEPSEEK = {"latent": LATENT_SIZES, "num_kv_heads": 1, "head_dim": 14, "rotary_dim": 4, "interleaved_rotary": True}
+LIKE_DEEPSEEK |= {"num_experts": 8, "expert_size": 6, "experts_per_token": 3, "routing": "sigmoids"}
+LIKE_DEEPSEEK |= {"selection_bias": True, "expert_groups": 4, "groups_per_token": 2, "expert_scale": 1.5}
+LIKE_DEEPSEEK |= {"dense_layers": (0,), "dense_size": 24}
+# And like Gemma 4, with every part that its layers may have.
+LIKE_GEMMA_4 = {
+    "num_layers": 4,
+    "num_kv_heads": 4,
+    "sliding_windows": (9, None, 9, None),
+    "layer_rotary": (Rotary(50.0), Rotary(1e4, ProportionalScaling(0.5))) * 2,
+    "global_heads": Heads(2, 8),
+    "values_from_keys": True,
+    "norm": "rms_late",
+    "qk_norm": True,
+    "value_norm": True,
+    "post_norms": True,
+    "layer_scale": True,
+    "attention_scale": 1.0,
+    "activation": "gelu_tanh",
+    "shared_kv_layers": 2,
+    "wide_mlp": True,
+    "per_layer_size": 6,
+    "per_layer_vocab_size": 14,
+    "num_experts": 4,
+    "expert_size": 6,
+    "experts_per_token": 2,
+    "separate_experts": True,
+}
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from jlade.models.grouped import GroupedMatrix
 from jlade.models.products import gpu, tpu
 from tests.accelerators.needs import device, gpu_compiler, thorough
 from tests.accelerators.ptxas import ProductCase, spills_of_products
-from tests.models.test_grouped import multiply_alone
+from tests.models.products import multiply_alone
 
 LLAMA = (4096, 14336), (14336, 4096), (4096, 4096), (4096, 1024)  # inputs and outputs of LLaMA 3 8B
 

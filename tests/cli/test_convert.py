@@ -20,9 +20,7 @@ from jlade.cli.chat import Conversation
 from jlade.conversion import weight_files
 from jlade.conversion.checkpoint import Checkpoint
 from jlade.conversion.tensors import named_arrays
-from tests.conversion.test_hf_config import CONFIGS
-from tests.conversion.test_huggingface import write_checkpoint
-from tests.conversion.test_round_trip import random_params, stored
+from tests.conversion.hf_files import CONFIGS, random_params, stored, write_checkpoint
 from tests.test_storage import in_hub
 from tests.tiny import slow
 

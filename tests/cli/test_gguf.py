@@ -13,7 +13,7 @@ import jlade
 from jlade.cli import arguments, chat
 from jlade.cli.chat import Conversation
 from tests.compilations import recorded
-from tests.conversion.test_gguf_tokenizer import write_chat
+from tests.conversion.gguf_files import write_chat
 
 LIMIT = ["--max-new-tokens", "4"]
 

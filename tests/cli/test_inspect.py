@@ -21,8 +21,7 @@ from jlade.costs import choice, devices
 from jlade.lookahead import names
 from jlade.models.llama import quantize
 from jlade.models.rotary import YarnScaling
-from tests.conversion.test_huggingface import random_tensors, write_checkpoint
-from tests.conversion.test_round_trip import SHAPE
+from tests.conversion.hf_files import SHAPE, random_tensors, write_checkpoint
 from tests.tiny import PAPER
 
 QWEN = dataclasses.replace(

@@ -1,8 +1,16 @@
-"""Small GGUF files: with random weights, and in the form that llama.cpp's converter gives a model of transformers."""
+"""Small GGUF files: random weights, a tokenizer, and models of transformers as llama.cpp's converter writes them."""
+
+import functools
+import json
 
 import gguf
 import numpy as np
+import tokenizers
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from tokenizers import models, pre_tokenizers, trainers
+
+from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, USER_DEFINED
+from jlade.generation import text
 
 SHAPE = {"vocab": 48, "hidden": 64, "inner": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
 
@@ -204,3 +212,52 @@ def _write(file, arch, keys, tensors, quantized, split=None):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+WIDE = {"hidden": 256, "inner": 512, "heads": 8, "head_dim": 32, "layers": 1}  # whole blocks of all types
+
+
+def reference(file):
+    """Returns the tensors of a file as the gguf package dequantizes them, by name."""
+    return {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(file).tensors}
+
+
+def halves_apart(matrix, head_dim):
+    """Returns rows in Hugging Face's order: of each head first the even ones, then the odd ones."""
+    heads = matrix.reshape(-1, head_dim, matrix.shape[-1])
+    return np.concatenate([heads[:, 0::2], heads[:, 1::2]], axis=1).reshape(matrix.shape)
+
+
+CORPUS = (
+    "Numbers like 2024, 12345 and 3.14 occur; so do contractions: I'm, they'll, DON'T, we've.\n\tdef f(x):\n"
+    "        return x**2  # squared\n\n\nNaïve café, “quoted” … 日本語のテキスト ½ ² ٣٤ 🙂 the the the then there   \n"
+)
+
+
+@functools.cache
+def byte_level():
+    """Returns tokens, types and merges of a byte-level BPE."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=text.LETTERS_OF_BYTES, show_progress=False)
+    tokenizer.train_from_iterator([CORPUS * 3], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    special = {"<begin>": CONTROL, "<end>": CONTROL, "<user>": USER_DEFINED}
+    types = [special.get(token, NORMAL) for token in [*special, *tokens]]
+    return [*special, *tokens], types, [" ".join(merge) for merge in model["merges"]]
+
+
+def keys_of_tokenizer(**changed):
+    """Returns the keys of a file with the vocabulary of `byte_level`; `changed` replaces some."""
+    tokens, types, merges = byte_level()
+    keys = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": types, "merges": merges}
+    keys |= {"bos_token_id": 0, "eos_token_id": 1} | changed
+    return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
+
+
+def write_chat(file, **options):
+    """Writes a model that chats: quantized, with a tokenizer, a chat template and room for long conversations."""
+    template = "{% for m in messages %}{{ '<user>' + m['content'] + '<end>\n' }}{% endfor %}"
+    changed = keys_of_tokenizer() | {"tokenizer.chat_template": template, "llama.context_length": 2048}
+    return write(file, kind="Q8_0", changed=changed, vocab=len(byte_level()[0]), **options)

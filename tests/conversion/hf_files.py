@@ -4,12 +4,19 @@ import json
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import jlade
+from jlade.mesh import mesh_of
+from jlade.models import sharding
+from jlade.models.llama import LlamaConfig, init_params
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
+CONFIGS = pathlib.Path(__file__).parent / "configs"  # of well-known checkpoints
+MESHES = [(1, 1, 8), (1, 2, 4), (2, 2, 2), (8, 1, 1)]
+SHAPE = LlamaConfig(12, 8, 10, 2, 4, 2, 2, 64, eos_ids=(3, 4))
 CONFIG = {
     "model_type": "llama",
     "vocab_size": 12,
@@ -80,3 +87,31 @@ def assert_same_arrays(params, expected):
     for array, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         assert array.dtype == wanted.dtype
         np.testing.assert_array_equal(array, wanted)
+
+
+def assert_placed(params, expected, mesh):
+    """Asserts that `params` are `expected` on the mesh, and that decoding there copies nothing."""
+    divided = sharding.mesh_for(expected.config, mesh)
+    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(sharding.put(expected, divided)), strict=True):
+        assert (got.dtype, got.sharding) == (wanted.dtype, wanted.sharding)
+        assert np.asarray(got).tobytes() == np.asarray(wanted).tobytes()
+        for part, other in zip(got.addressable_shards, wanted.addressable_shards, strict=True):
+            assert part.device == other.device
+            assert np.asarray(part.data).tobytes() == np.asarray(other.data).tobytes()
+    assert mesh_of(params) == divided
+    kept = sharding.put(params, divided)
+    assert all(map(lambda a, b: a is b, jax.tree.leaves(params), jax.tree.leaves(kept)))
+
+
+def random_params(changes, dtype=jnp.bfloat16):
+    """Returns random parameters of `SHAPE` with the `changes` of its configuration."""
+    config = LlamaConfig(**{**vars(SHAPE), **changes})
+    return init_params(jax.random.key(0), config, dtype)
+
+
+def stored(directory):
+    """Returns the bytes of every tensor of a checkpoint."""
+    arrays = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        arrays |= load_file(file)
+    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}

@@ -16,37 +16,10 @@ from jlade.cli import arguments, generate
 from jlade.conversion import load_gguf, load_hf, save_hf
 from jlade.models.llama import quantize
 from tests.conversion import gguf_files
-from tests.conversion.hf_files import assert_equal, random_tensors, write_checkpoint
-from tests.conversion.test_expert_files import random_params
-from tests.models.test_more_families import NEMOTRON_EXPERTS, RECURRENT_EXPERTS
+from tests.conversion.adapter_files import PREFIX, shapes_of, write_adapter
+from tests.conversion.hf_files import assert_equal, random_params, random_tensors, write_checkpoint
+from tests.families import NEMOTRON_EXPERTS, RECURRENT_EXPERTS
 from tests.tiny import slow
-
-PREFIX = "base_model.model."
-SETTINGS = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 6}
-
-
-def write_adapter(directory, shapes, targets=("q_proj", "v_proj", "down_proj"), *, ranks=(), saved=(), **changes):
-    """Writes an adapter of the modules of a base model with these names, in numbers whose sums and products are exact.
-
-    `shapes` are those of the base model's tensors, `ranks` of modules that have others than two, and `saved` tensors
-    that are written whole. Returns the product of the factors of each tensor.
-    """
-    rng = np.random.default_rng(1)
-    tensors, products = {name: rng.integers(-8, 9, shapes[name]).astype(np.float32) / 8 for name in saved}, {}
-    for name, shape in shapes.items():
-        module = name.removesuffix(".weight")
-        if len(shape) == 2 and f".{module}".endswith(tuple(f".{target}" for target in targets)):
-            rank = dict(ranks).get(module, 2)
-            a, b = (rng.integers(-8, 9, size).astype(np.float32) / 8 for size in ((rank, shape[1]), (shape[0], rank)))
-            products[name] = b @ a
-            if module.endswith("embed_tokens"):
-                tensors |= {f"{module}.lora_embedding_A": b.T.copy(), f"{module}.lora_embedding_B": a.T.copy()}
-            else:
-                tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
-    directory.mkdir(exist_ok=True)
-    (directory / "adapter_config.json").write_text(json.dumps(SETTINGS | {"target_modules": list(targets)} | changes))
-    save_file({PREFIX + name: array for name, array in tensors.items()}, directory / "adapter_model.safetensors")
-    return products
 
 
 @pytest.fixture
@@ -55,10 +28,6 @@ def base(tmp_path):
     (tmp_path / "base").mkdir()
     tensors = {name: np.round(array * 2**10) / 2**10 for name, array in random_tensors().items()}
     return write_checkpoint(tmp_path / "base", tensors, tie_word_embeddings=False), tensors
-
-
-def shapes_of(directory):
-    return {name: array.shape for name, array in load_file(directory / "model.safetensors").items()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -138,7 +107,8 @@ def test_devices_have_the_merged_weights_of_one(base, tmp_path):
 
 def test_one_expert(tmp_path):
     """An adapter that transformers 4 has trained; later versions hold experts in a tensor that has no module."""
-    save_hf(random_params("mixtral", norm_eps=1e-5), tmp_path / "base")
+    mixture = {"num_experts": 4, "expert_size": 64, "experts_per_token": 2, "intermediate_size": 0}
+    save_hf(random_params(mixture | {"model_type": "mixtral", "norm_eps": 1e-5}, jnp.float32), tmp_path / "base")
     shapes = shapes_of(tmp_path / "base")
     products = write_adapter(
         tmp_path / "adapter", shapes, ["1.w1", "3.w2", "gate"], target_modules=["w1", "w2", "gate"]

@@ -15,8 +15,8 @@ from jlade.conversion.hf_config import to_hf
 from jlade.conversion.tensors import named_arrays
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import Llama3Scaling
-from tests.models.test_families import checkpoint
-from tests.models.test_llama import run_blocks
+from tests.families import checkpoint
+from tests.forward import run_blocks
 from tests.tiny import slow_but, tiny_llama
 
 SCALING = Llama3Scaling(8.0, 1.0, 4.0, 16)

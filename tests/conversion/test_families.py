@@ -21,9 +21,8 @@ from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.conversion.hf_files import assert_same_arrays, change_tensors
-from tests.models.test_families import SIZES, checkpoint, rope
-from tests.models.test_llama import run_blocks
-from tests.models.test_more_families import MAMBA, NEMOTRON, RECURRENT, RECURRENT_EXPERTS
+from tests.families import LLAMA_3, MAMBA, NEMOTRON, RECURRENT, RECURRENT_EXPERTS, SIZES, YARN, checkpoint, rope
+from tests.forward import run_blocks
 from tests.tiny import slow_but
 
 
@@ -43,8 +42,6 @@ def write(directory, model_type, **changes):
 
 ATTENDS, LETTERS = {"full_attention_interval": 2}, {"hybrid_override_pattern": "ME*-"}
 VL_MOE = SIZES | {"model_type": "qwen3_vl_moe_text"}
-LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -3,7 +3,6 @@
 import json
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -14,6 +13,7 @@ from jlade.conversion import load_hf, save_hf, weight_files
 from jlade.models.architecture import Latent
 from jlade.models.llama import LlamaConfig, init_params
 from tests.conversion.hf_files import assert_same_arrays, change_config
+from tests.conversion.packed_files import in_blocks
 
 torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
 torch_files = pytest.importorskip("safetensors.torch")
@@ -30,18 +30,6 @@ CASES = {
     | {"latent": Latent(32, rank=32, rotated=16, unrotated=12, value_size=12), "num_kv_heads": 1, "head_dim": 48}
     | {"rotary_dim": 16, "interleaved_rotary": True},  # no block ends where the rows of a head do
 }
-
-
-def in_blocks(matrix, rows, columns):
-    """Returns the matrix in FP8, and the scale of each block in float32."""
-    height, width = matrix.shape
-    scales = np.zeros((-(-height // rows), -(-width // columns)), np.float32)
-    found = np.zeros(matrix.shape, ml_dtypes.float8_e4m3fn)
-    for i, j in np.ndindex(scales.shape):
-        block = np.s_[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
-        scales[i, j] = np.abs(matrix[block]).max() / 448
-        found[block] = (matrix[block] / scales[i, j]).astype(found.dtype)
-    return found, scales
 
 
 def write(directory, case, rows=8, columns=16):

@@ -20,23 +20,10 @@ from jlade.conversion.gguf_weights import TYPES
 from jlade.conversion.tensors import named_arrays
 from jlade.models.llama import quantize
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling, inverse_frequencies
-from tests.conversion.gguf_files import SHAPE, write
-from tests.conversion.test_sharded import MESHES, assert_placed
-from tests.models.test_llama import run_blocks
+from tests.conversion.gguf_files import SHAPE, WIDE, halves_apart, reference, write
+from tests.conversion.hf_files import MESHES, assert_placed
+from tests.forward import run_blocks
 from tests.tiny import slow
-
-WIDE = {"hidden": 256, "inner": 512, "heads": 8, "head_dim": 32, "layers": 1}  # whole blocks of all types
-
-
-def reference(file):
-    """Returns the tensors of a file as the gguf package dequantizes them, by name."""
-    return {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(file).tensors}
-
-
-def halves_apart(matrix, head_dim):
-    """Returns rows in Hugging Face's order: of each head first the even ones, then the odd ones."""
-    heads = matrix.reshape(-1, head_dim, matrix.shape[-1])
-    return np.concatenate([heads[:, 0::2], heads[:, 1::2]], axis=1).reshape(matrix.shape)
 
 
 @pytest.mark.parametrize("kind", TYPES)

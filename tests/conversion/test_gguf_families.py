@@ -8,11 +8,10 @@ import pytest
 import jlade
 from jlade.conversion import load_gguf
 from jlade.models.rotary import LinearScaling, Rotary
-from tests.conversion.gguf_files import convert
-from tests.conversion.test_gguf import reference
-from tests.conversion.test_sharded import assert_placed
-from tests.models.test_families import checkpoint, rope
-from tests.models.test_llama import run_blocks
+from tests.conversion.gguf_files import convert, reference
+from tests.conversion.hf_files import assert_placed
+from tests.families import checkpoint, rope
+from tests.forward import run_blocks
 from tests.tiny import slow_but
 
 FULL, SLIDING = "full_attention", "sliding_attention"

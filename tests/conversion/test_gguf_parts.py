@@ -9,8 +9,7 @@ import jlade
 from jlade.conversion import load_gguf, location
 from jlade.conversion.gguf import read
 from tests.conversion.gguf_files import write
-from tests.conversion.hf_files import assert_equal, write_checkpoint
-from tests.conversion.test_sharded import assert_placed
+from tests.conversion.hf_files import assert_equal, assert_placed, write_checkpoint
 
 IN_PARTS = {"split_max_tensors": 8}  # the 21 tensors of a model make 3 files
 METADATA_FIRST = IN_PARTS | {"small_first_shard": True}  # and 4 with one for the metadata alone

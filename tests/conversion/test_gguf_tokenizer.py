@@ -19,12 +19,8 @@ from jlade.conversion.gguf_header import read_header
 from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED, tokenizer_config
 from jlade.conversion.json_files import Values
 from jlade.generation import text
-from tests.conversion.gguf_files import write
+from tests.conversion.gguf_files import CORPUS, byte_level, keys_of_tokenizer, write
 
-CORPUS = (
-    "Numbers like 2024, 12345 and 3.14 occur; so do contractions: I'm, they'll, DON'T, we've.\n\tdef f(x):\n"
-    "        return x**2  # squared\n\n\nNaïve café, “quoted” … 日本語のテキスト ½ ² ٣٤ 🙂 the the the then there   \n"
-)
 TEXTS = [
     CORPUS,
     "In 2024, 12345 people paid $1,299.99 + tax",
@@ -44,35 +40,6 @@ def random_texts(number=150):
     rng = random.Random(0)
     parts = [*"abcXYZ 0123456789'\"\n\t.,!?-_()éß漢字🙂½٣", "'s", "'LL", " the", "  ", "<end>", "<user>", "\r\n"]
     return ["".join(rng.choices(parts, k=rng.randrange(1, 40))) for _ in range(number)]
-
-
-@functools.cache
-def byte_level():
-    """Returns tokens, types and merges of a byte-level BPE."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=text.LETTERS_OF_BYTES, show_progress=False)
-    tokenizer.train_from_iterator([CORPUS * 3], trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    tokens = sorted(model["vocab"], key=model["vocab"].get)
-    special = {"<begin>": CONTROL, "<end>": CONTROL, "<user>": USER_DEFINED}
-    types = [special.get(token, NORMAL) for token in [*special, *tokens]]
-    return [*special, *tokens], types, [" ".join(merge) for merge in model["merges"]]
-
-
-def keys_of_tokenizer(**changed):
-    """Returns the keys of a file with the vocabulary of `byte_level`; `changed` replaces some."""
-    tokens, types, merges = byte_level()
-    keys = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": types, "merges": merges}
-    keys |= {"bos_token_id": 0, "eos_token_id": 1} | changed
-    return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
-
-
-def write_chat(file, **options):
-    """Writes a model that chats: quantized, with a tokenizer, a chat template and room for long conversations."""
-    template = "{% for m in messages %}{{ '<user>' + m['content'] + '<end>\n' }}{% endfor %}"
-    changed = keys_of_tokenizer() | {"tokenizer.chat_template": template, "llama.context_length": 2048}
-    return write(file, kind="Q8_0", changed=changed, vocab=len(byte_level()[0]), **options)
 
 
 def tokenizer_of(tmp_path, arch="llama", **changed):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pathlib
 import shutil
 import warnings
 
@@ -13,9 +12,8 @@ from jlade.conversion import load_hf
 from jlade.conversion.hf_config import read_config
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
-from tests.conversion.hf_files import random_tensors, write_checkpoint
+from tests.conversion.hf_files import CONFIGS, random_tensors, write_checkpoint
 
-CONFIGS = pathlib.Path(__file__).parent / "configs"
 LLAMA_2 = LlamaConfig(32000, 4096, 11008, 32, 32, 32, 128, 4096, 1e-5, eos_ids=(2,))
 MISTRAL = {"vocab_size": 32000, "intermediate_size": 14336, "num_kv_heads": 8, "max_positions": 32768}
 QWEN_3 = LlamaConfig(

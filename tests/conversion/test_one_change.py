@@ -16,10 +16,8 @@ from jlade.conversion.memory import load_held
 from jlade.conversion.tensors import named_arrays
 from jlade.models.rotary import LongRopeScaling, YarnScaling, inverse_frequencies
 from tests.conversion.hf_files import change_config
-from tests.conversion.test_families import LLAMA_3, YARN
-from tests.models.test_families import SIZES, class_of
-from tests.models.test_llama import run_blocks
-from tests.models.test_more_families import CASES
+from tests.families import LLAMA_3, SIZES, YARN, class_of
+from tests.forward import run_blocks
 
 torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
 transformers = pytest.importorskip("transformers")
@@ -90,22 +88,6 @@ def test_two_checkpoints_in_a_directory_are_refused(indexed, tmp_path):
     message = rf"two checkpoints, {SINGLE} and that of {INDEX}, with a\.safetensors: remove one of them"
     with pytest.raises(ValueError, match=message):
         load_hf(tmp_path)
-
-
-MIXTURES = [name for name in CASES if "num_experts_per_tok" in CASES[name][1] or "num_local_experts" in CASES[name][1]]
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_experts_that_transformers_saves_as_it_holds_them(name, tmp_path):
-    """The test of families compares the texts of the other format with those of transformers."""
-    family, changes = CASES[name]
-    for kind in (True, False):
-        save(tmp_path / str(kind), family, changes, save_original_format=kind)
-    params, expected = (load_hf(tmp_path / str(kind), "float32", strict=True) for kind in (False, True))
-    assert params.config == expected.config
-    expected_arrays = named_arrays(expected)
-    for array_name, array in named_arrays(params).items():
-        np.testing.assert_array_equal(array, expected_arrays[array_name], err_msg=array_name)
 
 
 @pytest.mark.parametrize("written", ["float16", None])

@@ -14,10 +14,8 @@ from jlade.conversion.gguf import GGUF, read
 from jlade.conversion.gguf_blocks import KINDS
 from jlade.models.grouped import is_grouped
 from jlade.models.quantization import is_int8, quantize
-from tests.conversion.gguf_files import convert, write
-from tests.conversion.hf_files import assert_equal, assert_same_arrays
-from tests.conversion.test_gguf import WIDE, halves_apart, reference
-from tests.conversion.test_sharded import assert_placed
+from tests.conversion.gguf_files import WIDE, convert, halves_apart, reference, write
+from tests.conversion.hf_files import assert_equal, assert_placed, assert_same_arrays
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow
 

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.conversion.test_fp8 import in_blocks
-from tests.conversion.test_packed import compressed, gptq
+from tests.conversion.packed_files import compressed, gptq, in_blocks
 from tests.stress import checkpoints
 from tests.stress.checkpoints import of_compressed
 

@@ -17,12 +17,11 @@ from jlade.conversion.json_files import read_json
 from jlade.conversion.memory import load_held
 from jlade.conversion.tensors import named_arrays
 from jlade.conversion.weight_files import StoredTensor
-from jlade.models.llama import LlamaConfig, init_params, quantize
+from jlade.models.llama import quantize
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
-from tests.conversion.hf_files import DEMO, assert_equal, change_config, write_checkpoint
-from tests.models.test_llama import run_blocks
+from tests.conversion.hf_files import DEMO, assert_equal, change_config, random_params, stored, write_checkpoint
+from tests.forward import run_blocks
 
-SHAPE = LlamaConfig(12, 8, 10, 2, 4, 2, 2, 64, eos_ids=(3, 4))
 FORMATS = {"hf": (save_hf, load_hf), "own": (conversion.save, conversion.load)}
 VARIANTS = {
     "llama": {},
@@ -34,19 +33,6 @@ VARIANTS = {
     "qwen3": {"qk_norm": True, "rope_scaling": YarnScaling(4.0, 32.0, 1.0, 1.2, 16, truncate=False)},
     "qwen3, biases": {"qk_norm": True, "qkv_bias": True, "attention_output_bias": True},
 }
-
-
-def random_params(changes, dtype=jnp.bfloat16):
-    config = LlamaConfig(**{**vars(SHAPE), **changes})
-    return init_params(jax.random.key(0), config, dtype)
-
-
-def stored(directory):
-    """Returns the bytes of every tensor of a checkpoint."""
-    arrays = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        arrays |= load_file(file)
-    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

@@ -17,34 +17,19 @@ from jlade import conversion
 from jlade.conversion import load_hf, save_hf, weight_files
 from jlade.conversion.parts import TensorPart, place
 from jlade.conversion.weight_files import StoredTensor, stored_tensors
-from jlade.mesh import COPIES, mesh_of
-from jlade.models import sharding
+from jlade.mesh import COPIES
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.quantization import is_int8
+from tests.conversion.hf_files import MESHES, assert_placed
 from tests.tiny import slow
 
 SHAPE = LlamaConfig(24, 16, 32, 2, 8, 2, 4, 64, qkv_bias=True, attention_output_bias=True)
-MESHES = [(1, 1, 8), (1, 2, 4), (2, 2, 2), (8, 1, 1)]
 FORMATS = {"hf": (save_hf, load_hf), "own": (conversion.save, conversion.load)}
 
 
 def random_params(dtype=jnp.bfloat16, **changes):
     config = LlamaConfig(**{**vars(SHAPE), **changes})
     return init_params(jax.random.key(0), config, dtype)
-
-
-def assert_placed(params, expected, mesh):
-    """Asserts that `params` are `expected` on the mesh, and that decoding there copies nothing."""
-    divided = sharding.mesh_for(expected.config, mesh)
-    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(sharding.put(expected, divided)), strict=True):
-        assert (got.dtype, got.sharding) == (wanted.dtype, wanted.sharding)
-        assert np.asarray(got).tobytes() == np.asarray(wanted).tobytes()
-        for part, other in zip(got.addressable_shards, wanted.addressable_shards, strict=True):
-            assert part.device == other.device
-            assert np.asarray(part.data).tobytes() == np.asarray(other.data).tobytes()
-    assert mesh_of(params) == divided
-    kept = sharding.put(params, divided)
-    assert all(map(lambda a, b: a is b, jax.tree.leaves(params), jax.tree.leaves(kept)))
 
 
 @pytest.mark.parametrize(

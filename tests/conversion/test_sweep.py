@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import jlade
-from tests.models.test_families import checkpoint, class_of, rope
-from tests.models.test_llama import run_blocks
-from tests.models.test_more_families import CASES as FAMILY_CASES
+from tests.families import ROWS, checkpoint, class_of, rope
+from tests.forward import run_blocks
 from tests.tiny import slow_but
 
 TOKENS = np.random.default_rng(0).integers(0, 50, (1, 24), dtype=np.int32)
@@ -36,11 +35,11 @@ BASES = {
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
     "ministral3": ("Ministral3", {"head_dim": 12} | rope("yarn", factor=4.0, llama_4_scaling_beta=0.7)),
     "stablelm": ("StableLm", {}),
-    **{name: FAMILY_CASES[name] for name in ("deepseek_v2", "deepseek_v3", "mistral4")},
-    **{name: FAMILY_CASES[name] for name in ("gpt_neox", "falcon", "falcon, 40B", "ernie4_5_moe", "afmoe", "hy_v3")},
-    "afmoe, no shared experts": ("Afmoe", FAMILY_CASES["afmoe"][1] | {"num_shared_experts": 0}),
+    **{name: ROWS[name] for name in ("deepseek_v2", "deepseek_v3", "mistral4")},
+    **{name: ROWS[name] for name in ("gpt_neox", "falcon", "falcon, 40B", "ernie4_5_moe", "afmoe", "hy_v3")},
+    "afmoe, no shared experts": ("Afmoe", ROWS["afmoe"][1] | {"num_shared_experts": 0}),
     "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
-    "nemotron_h": FAMILY_CASES["nemotron_h, experts"],
+    "nemotron_h": ROWS["nemotron_h, experts"],
 }
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 SHARDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -9,8 +9,7 @@ import pytest
 from jlade.conversion import load_hf
 from jlade.conversion.tensors import EMBEDDING, check_dtype, device_of
 from jlade.mesh import default_device
-from tests.conversion.hf_files import write_checkpoint
-from tests.conversion.test_round_trip import SHAPE
+from tests.conversion.hf_files import SHAPE, write_checkpoint
 
 DTYPES = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}
 

@@ -17,9 +17,8 @@ from jlade.models.kernels import HeadShape
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
 from tests.compilations import recorded
-from tests.models.test_latent import LIKE_DEEPSEEK
 from tests.texts import assert_same_texts
-from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
+from tests.tiny import LIKE_DEEPSEEK, PAPER, slow, tiny_llama, tiny_tokenizer
 
 CASES = [
     slow("greedy", (1, 8, 1)),

@@ -9,7 +9,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.decoding import prefill
-from tests.models.test_families import checkpoint
+from tests.families import checkpoint
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, tiny_llama
 

@@ -23,9 +23,8 @@ from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
 from tests.compilations import recorded
-from tests.models.test_latent import LIKE_DEEPSEEK
 from tests.texts import assert_same_texts
-from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
+from tests.tiny import LIKE_DEEPSEEK, PAPER, slow, tiny_llama, tiny_tokenizer
 
 SETTINGS = {
     "plain": None,

@@ -17,7 +17,7 @@ import jlade  # noqa: E402
 from jlade import LookaheadConfig, SamplingConfig  # noqa: E402
 from jlade.integrations.transformers import lookahead  # noqa: E402
 from jlade.models import llama  # noqa: E402
-from tests.models.test_families import SIZES  # noqa: E402
+from tests.families import SIZES  # noqa: E402
 from tests.tiny import PAPER, slow, slow_but  # noqa: E402
 
 PAD, EOS = 0, 7

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jlade.models import base
+from tests.models.pages import in_pages
 
 FORMS = {
     name: jax.jit(form, static_argnames="kinds")
@@ -141,15 +142,6 @@ def make(entries, lengths, indices, num_accepted, is_ring):
     blocks = arrays(batch_size, BLOCK, KV_HEADS, HEAD_DIM)
     kinds = 2 * (base.CacheKind(entries, is_ring),)
     return kinds, layers, blocks, *(jnp.asarray(x, jnp.int32) for x in (lengths, indices, num_accepted))
-
-
-def in_pages(layer, table, size):
-    """Returns a layer [B, KH, S, ...] in the pages [P, KH, size, ...] of a table, with large numbers in the others."""
-    pages = np.full((np.max(table) + 3, layer.shape[1], size, *layer.shape[3:]), 99, layer.dtype)
-    for row, numbers in zip(np.asarray(layer), table, strict=True):
-        for place, number in enumerate(numbers):
-            pages[number] = row[:, place * size : (place + 1) * size]
-    return jnp.asarray(pages)
 
 
 def of_rows(pages, table):

@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 
 from jlade.models.architecture import LlamaConfig
-from jlade.models.experts import Experts, hopper, mix, route, ways
+from jlade.models.experts import Experts, hopper, mix, ways
 from jlade.models.quantization import quantize_matrix
-from tests.models.mixture import mixture
+from tests.models.mixture import WAYS, E, F, assert_same_mixtures, mixture, routed
 from tests.tiny import slow
-
-WAYS = {"sorted": ways.by_expert, "each": ways.by_token, "all": ways.all_with_all}
-E, F = 16, 12
-
-
-def routed(x, router, bias, k, correction=None, **fields):
-    """Returns the experts and weights of tokens by a router of the form that `fields` of a configuration describe."""
-    config = LlamaConfig(2, E, 0, 1, 1, 1, 2, 8, num_experts=len(router), experts_per_token=k, **fields)
-    return route(x, router, bias, correction, config)
 
 
 def random_experts(number, biases):
@@ -145,18 +136,6 @@ def test_int8_experts_stay_within_half_a_step_of_their_scale():
     for matrices, int8, values in zip(experts[:3], rounded[:3], as_floats[:3], strict=True):
         assert float(jnp.max(jnp.abs(values - matrices) / int8.scale[:, None])) <= 0.5001
     assert_same_mixtures(rounded, as_floats)
-
-
-def assert_same_mixtures(rounded, as_floats):
-    """Every way gives eight experts in few bits the mixtures of the same ones in floating point."""
-    x = jax.random.normal(jax.random.key(0), (20, E))
-    chosen, weights = routed(x, jax.random.normal(jax.random.key(1), (8, E)), None, 3)
-    for name, way in WAYS.items():
-        wanted, mixed = (
-            jax.jit(functools.partial(way, activation="silu"))(x, chosen, weights, each)
-            for each in (as_floats, rounded)
-        )
-        np.testing.assert_allclose(mixed, wanted, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_products_of_tiles_are_those_of_ragged_dot():

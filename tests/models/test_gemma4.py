@@ -11,52 +11,27 @@ import pytest
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.models import kernels
-from jlade.models.architecture import Heads
 from jlade.models.attention import Variation
 from jlade.models.kernels import HeadShape, Kernel
 from jlade.models.llama import Llama, LlamaConfig, init_params, quantize
-from jlade.models.rotary import ProportionalScaling, Rotary, inverse_frequencies
+from jlade.models.rotary import ProportionalScaling, inverse_frequencies
 from jlade.testing import check_decoder
 from tests.models.devices import TPU
-from tests.tiny import PAPER, tiny_llama
+from tests.tiny import LIKE_GEMMA_4, PAPER, tiny_llama
 
-GLOBAL = Rotary(1e4, ProportionalScaling(0.5))
-PARTS = {
-    "num_layers": 4,
-    "num_kv_heads": 4,
-    "sliding_windows": (9, None, 9, None),
-    "layer_rotary": (Rotary(50.0), GLOBAL) * 2,
-    "global_heads": Heads(2, 8),
-    "values_from_keys": True,
-    "norm": "rms_late",
-    "qk_norm": True,
-    "value_norm": True,
-    "post_norms": True,
-    "layer_scale": True,
-    "attention_scale": 1.0,
-    "activation": "gelu_tanh",
-    "shared_kv_layers": 2,
-    "wide_mlp": True,
-    "per_layer_size": 6,
-    "per_layer_vocab_size": 14,
-    "num_experts": 4,
-    "expert_size": 6,
-    "experts_per_token": 2,
-    "separate_experts": True,
-}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [3, 5]]
 
 
 @pytest.fixture(scope="module")
 def params():
     """Random parameters with every part."""
-    return tiny_llama(3, **PARTS)
+    return tiny_llama(3, **LIKE_GEMMA_4)
 
 
 @pytest.mark.slow
 def test_the_form_of_the_decoder():
     """Without experts, which JAX cannot map over a batch."""
-    params = tiny_llama(3, **PARTS | {"num_experts": 0, "separate_experts": False})
+    params = tiny_llama(3, **LIKE_GEMMA_4 | {"num_experts": 0, "separate_experts": False})
     check_decoder(params.decoder, params)
 
 
@@ -80,7 +55,7 @@ def test_values_that_keys_make_have_no_weights_and_no_rotation(params):
 
 def test_the_dtype_of_the_model_is_that_of_its_results():
     """Types are not promoted in tests, so that no part may compute in another one."""
-    params = init_params(jax.random.key(0), tiny_llama(**PARTS).config, jnp.bfloat16)
+    params = init_params(jax.random.key(0), tiny_llama(**LIKE_GEMMA_4).config, jnp.bfloat16)
     ints, cache = jnp.zeros((1, 2), jnp.int32), params.decoder.init_cache(params, 1, 8)
     hidden, block_kv = jax.eval_shape(params.decoder.forward, params, ints, ints, cache, np.eye(2, dtype=bool))
     assert {array.dtype for array in (hidden, *jax.tree.leaves(block_kv))} == {jnp.dtype(jnp.bfloat16)}

@@ -18,10 +18,9 @@ from jlade.models.experts import Experts, mix, ways
 from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
 from jlade.models.products import gpu, tpu
 from jlade.models.quantization import is_quantized
-from tests.conversion.test_huggingface import DEMO
-from tests.conversion.test_round_trip import assert_equal
-from tests.conversion.test_sharded import assert_placed
-from tests.models.test_experts import E, assert_same_mixtures
+from tests.conversion.hf_files import DEMO, assert_equal, assert_placed
+from tests.models.mixture import E, assert_same_mixtures
+from tests.models.products import multiply_alone
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama
 
@@ -65,12 +64,6 @@ def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch
     x = np.random.default_rng(1).normal(size=(2, 5, 128)).astype(np.float32)
     product = jax.jit(llama.linear)(x, matrix)
     np.testing.assert_allclose(product, x.astype(np.float64) @ values, rtol=1e-4, atol=1e-3)
-
-
-def multiply_alone(kernel, x, matrix, interpret=False):
-    """Returns the product of tokens [T, in] with a matrix [in, out], by a kernel for tiles of experts."""
-    matrices = matrix.mapped(lambda array: array[None])
-    return kernel.multiply_tiles(x[None], jnp.zeros(1, jnp.int32), matrices, interpret)[0]
 
 
 @pytest.mark.parametrize("kernel", [tpu, gpu])

@@ -18,13 +18,11 @@ from jlade.models.kv_rounding import DTYPES, FLOAT8, INT8
 from jlade.models.llama import Llama, init_params
 from jlade.testing import check_decoder
 from tests.models.devices import hopper_kernels
-from tests.models.test_gemma4 import PARTS
-from tests.models.test_latent import LIKE_DEEPSEEK
 from tests.own_caches import Slots
-from tests.tiny import PAPER, RECURRENT, slow, tiny_llama
+from tests.tiny import LIKE_DEEPSEEK, LIKE_GEMMA_4, PAPER, RECURRENT, slow, tiny_llama
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [1], [3, 5]]
-GEMMA_4 = PARTS | {"num_experts": 0, "separate_experts": False, "per_layer_size": 0}
+GEMMA_4 = LIKE_GEMMA_4 | {"num_experts": 0, "separate_experts": False, "per_layer_size": 0}
 MODELS = {
     "llama": {},
     "windows": {"sliding_windows": (9, None)},

@@ -8,21 +8,14 @@ import pytest
 
 import jlade
 from jlade.models import latent
-from jlade.models.architecture import Latent
 from jlade.models.llama import LlamaConfig
-from tests.tiny import PAPER, tiny_llama
-
-SIZES = Latent(12, rank=10, rotated=4, unrotated=6, value_size=5)
-LIKE_DEEPSEEK = {"latent": SIZES, "num_kv_heads": 1, "head_dim": 14, "rotary_dim": 4, "interleaved_rotary": True}
-MIXTURE = {"num_experts": 8, "expert_size": 6, "experts_per_token": 3, "routing": "sigmoids", "selection_bias": True}
-LIKE_DEEPSEEK |= MIXTURE | {"expert_groups": 4, "groups_per_token": 2, "expert_scale": 1.5}
-LIKE_DEEPSEEK |= {"dense_layers": (0,), "dense_size": 24}
+from tests.tiny import LATENT_SIZES, LIKE_DEEPSEEK, PAPER, tiny_llama
 
 
 @pytest.mark.parametrize("query_rank", [12, None])
 def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     """Every head has its own keys [unrotated + rotated] and values here, products of its matrices with the latents."""
-    sizes = dataclasses.replace(SIZES, query_rank=query_rank)
+    sizes = dataclasses.replace(LATENT_SIZES, query_rank=query_rank)
     params = tiny_llama(**LIKE_DEEPSEEK | {"latent": sizes, "norm_eps": 0.3})  # which latents do not have
     layer, rng = jax.tree.map(np.asarray, params.layers[1]), np.random.default_rng(0)
     hidden = rng.normal(size=(2, 7, 16)).astype(np.float32)
@@ -76,7 +69,7 @@ def test_a_continued_batch_equals_the_whole_read_anew():
         ({"selection_bias": True}, "selection_bias, expert_groups and expert_scale need one of the routings sigmoids"),
         ({"expert_groups": 2}, "need one of the routings sigmoids, probabilities, got 'softmax'"),
         ({"expert_scale": 2.0, "routing": "sigmoid"}, "of the routings sigmoids, probabilities, got 'sigmoid'"),
-        ({"latent": SIZES}, "latent attention has num_kv_heads=1 and head_dim=14, got 2 and 8"),
+        ({"latent": LATENT_SIZES}, "latent attention has num_kv_heads=1 and head_dim=14, got 2 and 8"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes, message):

@@ -10,9 +10,8 @@ import pytest
 
 from jlade.models import base
 from jlade.models.attention import Operands, attend, plain, tpu
-from tests.models.test_commit import in_pages
-from tests.models.test_latent import LIKE_DEEPSEEK
-from tests.tiny import BESIDE_ATTENTION, RECURRENT, slow_but, tiny_llama
+from tests.models.pages import in_pages
+from tests.tiny import BESIDE_ATTENTION, LIKE_DEEPSEEK, RECURRENT, slow_but, tiny_llama
 
 SIZE = 4  # of a page
 ATTEND = {

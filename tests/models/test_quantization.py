@@ -17,9 +17,8 @@ from jlade.models import grouped, llama, quantization
 from jlade.models.grouped import GroupedMatrix, quantize_in_groups
 from jlade.models.quantization import Int8Matrix, is_quantized, quantize_matrix
 from tests import plain_llama
-from tests.conversion.test_huggingface import DEMO
-from tests.conversion.test_round_trip import assert_equal
-from tests.models.test_llama import run_blocks
+from tests.conversion.hf_files import DEMO, assert_equal
+from tests.forward import run_blocks
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama
 

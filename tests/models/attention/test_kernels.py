@@ -15,9 +15,9 @@ from jlade.models import kv_rounding
 from jlade.models.attention import Operands, hopper
 from jlade.models.attention import tpu as tpu_module
 from jlade.models.llama import Llama
-from tests.models.attention.test_attend import plain_attention
+from tests.models.attention.reference import plain_attention
 from tests.models.devices import HOPPER, TPU, hopper_kernels
-from tests.models.test_commit import in_pages
+from tests.models.pages import in_pages
 from tests.tiny import slow, tiny_llama
 
 gpu = functools.partial(hopper.attend, interpret=InterpretGPUParams(detect_races=True))
