@@ -117,16 +117,6 @@ def methods(found: dict[str, dict[str, Any]]) -> Rows:
         yield label(name), f"{row['tokens/step']:.2f}", f"{row['tokens/s']:.0f}", speedup, f"{row['identical']:.0%}"
 
 
-def auto(results: Results) -> Rows:
-    yield "12 prompts of", "tokens per step", "speedup, 95% interval"
-    for title, name in (
-        ("Spec-Bench, of six of its tasks", "bench_spec_bench_cpu"),
-        ("the samples of jlade", "bench_samples_cpu"),
-    ):
-        found = results.bench(name, "methods")["jlade's choice"]
-        yield title, f"{found['tokens/step']:.2f}", f"{found['speedup']:.2f}x, {found['95% interval']}"
-
-
 def figure4(results: Results) -> Rows:
     yield "N", "W = G = 1", "2", "4", "8", "16", "per doubling of W", "R² of the fit to log W"
     for row in results["bench_smollm2_long"]["figure4"]["rows"]:
@@ -140,22 +130,9 @@ def table3(results: Results) -> Rows:
         yield row["row: W, N, G"], *two([row["tokens/step"], row["paper, 7B"]])
 
 
-def window(results: Results) -> Rows:
-    found = results.bench("bench_smollm2_paper")
-    return by_task({name: row for name, row in found.items() if name.startswith(("Jacobi", "15, 5, 15"))})
-
-
 def demo(results: Results) -> Rows:
     found = results.bench("bench_demo", "methods")
     return methods({name: row for name, row in found.items() if "without the prompt" not in name})
-
-
-def demo_official(results: Results) -> Rows:
-    yield "W, N, G", "n-grams of the prompt in the pool", "official package", "jlade", "ratio"
-    path = ROOT / "benchmarks" / "prompts" / "demo_official.json"
-    for title, theirs in json.loads(path.read_text(encoding="utf-8")).items():
-        ours, size = results.bench("bench_demo")[title]["all"], title.removesuffix(", without the prompt")
-        yield size, "yes" if size == title else "no", f"{theirs:.3f}", f"{ours:.3f}", f"{ours / theirs:.2f}x"
 
 
 def edits(results: Results) -> Rows:
@@ -231,15 +208,3 @@ def by_text(results: Results) -> Rows:
         ("code (HumanEval)", "humaneval"),
     ):
         yield title, f"{all_settings(results)['tree of 63'][task]:.2f}"
-
-
-def presets(results: Results) -> Rows:
-    yield "name", "W, N, G", "for", "tokens of a step", "tokens per step: code, chat"
-    found = results.bench("bench_smollm2_paper") | results.bench("bench_smollm2_tree_10")
-    for title, size, purpose, tokens, name in (
-        ('`code`, `LookaheadConfig.preset("code")`', "8, 6, 15", "code and templates", "115", "8, 6, 15"),
-        ("`prose`", "7, 5, 10", "general text", "68", "7, 5, 10"),
-        ("`creative`", "5, 4, 8", "free writing", "39", "5, 4, 8"),
-        ("`tree=63`, on the same prompts", "", "any", "64", "tree of 63"),
-    ):
-        yield title, size, purpose, tokens, ", ".join(two(found[name][task] for task in ("humaneval", "mtbench")))
