@@ -29,7 +29,7 @@ from tests.tiny import PAPER
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-FLAGS_OF_OTHERS = {"--load", "--speculative-config", "--worker", "--xla_gpu_enable_triton_gemm"}  # alone in the text
+FLAGS_OF_OTHERS = {"--speculative-config", "--worker", "--xla_gpu_enable_triton_gemm"}  # alone in the text
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
