@@ -95,7 +95,8 @@ class Programs:
 
     def may_rest(self, num_rows: int) -> bool:
         """Returns whether the steps without drafts of so many rows are there: of the fewest, whose steps are short."""
-        return num_rows == self._sizes[0] and Part(num_rows, "rest") not in self._left
+        has_rests = self._config.lookahead.has_forecast
+        return has_rests and num_rows == self._sizes[0] and Part(num_rows, "rest") not in self._left
 
     def stands_in(self, num_rows: int) -> bool:
         """Returns whether steps without drafts take the place of those of all widths, which are not there yet."""
