@@ -1,6 +1,6 @@
 # All targets need nothing but Python 3.11 or newer, and install into .venv. `make demo`, `make chat` and `make bench`
-# download a model of 93 MB, `make accelerators` the compilers of TPUs and GPUs, 2 GB. JAX for an accelerator is installed where one is
-# found, or as ACCELERATOR says: cuda12, cuda13, tpu or cpu.
+# download a model of 93 MB, `make accelerators` the compilers of TPUs and GPUs, 2 GB. JAX for an accelerator is
+# installed where one is found, or as ACCELERATOR says: cuda12, cuda13, tpu or cpu.
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= The days of the week as a Python list: [{'day': 'Monday', 'number': 1},

@@ -55,6 +55,7 @@ class Programs:
         self._pool = pool
         self._params, self._config, self._widths, self._size = ahead.shapes(params), config, widths, size
         self._sizes, self._beside = sorted(widths), beside
+        self._has_rests = config.lookahead.has_forecast
         self._left: tuple[Part, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Part] = set()  # by requests
         self._states: dict[int, EngineState] = {}  # shapes, by the number of rows
@@ -95,8 +96,7 @@ class Programs:
 
     def may_rest(self, num_rows: int) -> bool:
         """Returns whether the steps without drafts of so many rows are there: of the fewest, whose steps are short."""
-        has_rests = self._config.lookahead.has_forecast
-        return has_rests and num_rows == self._sizes[0] and Part(num_rows, "rest") not in self._left
+        return self._has_rests and num_rows == self._sizes[0] and Part(num_rows, "rest") not in self._left
 
     def stands_in(self, num_rows: int) -> bool:
         """Returns whether steps without drafts take the place of those of all widths, which are not there yet."""
@@ -113,7 +113,7 @@ class Programs:
         kinds: list[Kind] = ["steps", "reading", "prefixes"] if self._beside else ["steps", "prefixes"]
         # All rows before a part of them, whose place they can take.
         parts = [Part(size, kind) for size in (fewest, *reversed(more)) for kind in kinds]
-        if self._config.lookahead.has_forecast:
+        if self._has_rests:
             parts.insert(0, Part(fewest, "rest"))
         self._left = (*parts, Part(fewest, "scores"))
 
