@@ -16,6 +16,7 @@ scaled weights round differently; the weights of 7b do not, since its scales are
 import argparse
 import dataclasses
 import math
+import operator
 import pathlib
 import shutil
 import sys
@@ -32,7 +33,9 @@ import numpy as np
 import jlade
 from jlade.conversion import save_hf
 from jlade.mesh import num_bytes
-from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
+from jlade.models.layers import Layer, build
+from jlade.models.layers.arrays import Array
+from jlade.models.llama import LlamaConfig, LlamaParams
 
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_layers"),
@@ -108,13 +111,13 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
     queries, keys = _heads(source, target)
     inner = _extend(source.intermediate_size, target.intermediate_size, NOISE)
     places = {  # rows and columns
-        "query": (queries, read),
-        "key": (keys, read),
-        "value": (keys, read),
-        "attention_output": (written, np.where(queries < 0, ZERO, queries)),
-        "gate": (inner, read),
-        "up": (inner, read),
-        "down": (written, np.where(inner < 0, ZERO, inner)),
+        "attention.query": (queries, read),
+        "attention.key": (keys, read),
+        "attention.value": (keys, read),
+        "attention.output": (written, np.where(queries < 0, ZERO, queries)),
+        "mlp.gate": (inner, read),
+        "mlp.up": (inner, read),
+        "mlp.down": (written, np.where(inner < 0, ZERO, inner)),
     }
 
     def matrix(weight: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
@@ -128,15 +131,19 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
         padded: jax.Array = jnp.pad(weight, (0, added), constant_values=1) * math.sqrt(padding)
         return padded
 
-    def layer(i: int) -> LlamaLayer:
+    def layer(i: int) -> Layer:
         like = params.layers[min(i, source.num_layers - 1)]
-        like = dataclasses.replace(like, query=like.query * query_scale)
-        matrices = {}
-        for field, (rows, columns) in places.items():
+
+        def array(path: str, _: Array) -> jax.Array:
+            weight = operator.attrgetter(path)(like)
+            if path not in places:
+                return norm(weight)
+            rows, columns = places[path]
             if i >= source.num_layers:
-                rows = np.full_like(rows, ZERO if field in ("attention_output", "down") else NOISE)
-            matrices[field] = matrix(getattr(like, field), rows, columns)
-        return LlamaLayer(attention_norm=norm(like.attention_norm), mlp_norm=norm(like.mlp_norm), **matrices)
+                rows = np.full_like(rows, ZERO if path in ("attention.output", "mlp.down") else NOISE)
+            return matrix(weight * query_scale if path == "attention.query" else weight, rows, columns)
+
+        return build(target, i, array)
 
     def with_mean(weight: jax.Array) -> jax.Array:
         return jnp.concatenate([weight, jnp.mean(weight, axis=0, keepdims=True)])

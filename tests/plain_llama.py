@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jlade.models.architecture import BEFORE_GATE, CONVOLUTION, DELTA
-from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
+from jlade.models.layers import Layer
+from jlade.models.llama import LlamaConfig, LlamaParams
 
 
 def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
@@ -21,7 +22,7 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
         if number in (config.mlp_layers or ()):
             hidden = _feed_forward(hidden, layer, config)
             continue
-        normed = _norm(hidden, layer.attention_norm, config.norm_eps)
+        normed = _norm(hidden, layer.mixer_norm.weight, config.norm_eps)
         if number in config.recurrent_layers:
             rule = {DELTA: _delta_rule, CONVOLUTION: _convolution}.get(config.recurrence.rule, _state_space)
             hidden = hidden + factors.recurrent_output * rule(layer, factors.recurrent_input * normed, config)
@@ -29,9 +30,9 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
             hidden = _feed_forward(hidden, layer, config)
             continue
         normed = factors.attention_input * normed
-        queries = (normed @ _f64(layer.query).T).reshape(length, config.num_heads, head_dim)
-        keys = factors.key * (normed @ _f64(layer.key).T).reshape(length, config.num_kv_heads, head_dim)
-        values = (normed @ _f64(layer.value).T).reshape(length, config.num_kv_heads, head_dim)
+        queries = (normed @ _f64(layer.attention.query).T).reshape(length, config.num_heads, head_dim)
+        keys = factors.key * (normed @ _f64(layer.attention.key).T).reshape(length, config.num_kv_heads, head_dim)
+        values = (normed @ _f64(layer.attention.value).T).reshape(length, config.num_kv_heads, head_dim)
         mixed = np.zeros_like(queries)
         for head in range(config.num_heads):
             kv_head = head * config.num_kv_heads // config.num_heads
@@ -40,29 +41,29 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             mixed[:, head] = weights / weights.sum(axis=-1, keepdims=True) @ values[:, kv_head]
         joined = mixed.reshape(length, -1)
-        if layer.output_gate is not None:
-            joined = joined * _sigmoid(normed @ _f64(layer.output_gate).T)
-        added = factors.attention_output * joined @ _f64(layer.attention_output).T
+        if layer.attention.gate is not None:
+            joined = joined * _sigmoid(normed @ _f64(layer.attention.gate).T)
+        added = factors.attention_output * joined @ _f64(layer.attention.output).T
         hidden = _feed_forward(hidden + added, layer, config)
     output = params.embedding if params.output is None else params.output
     return _norm(hidden, params.norm, config.norm_eps) @ _f64(output).T
 
 
-def _feed_forward(hidden: np.ndarray, layer: LlamaLayer, config: LlamaConfig) -> np.ndarray:
+def _feed_forward(hidden: np.ndarray, layer: Layer, config: LlamaConfig) -> np.ndarray:
     """Returns the hidden states after the MLP of a layer, unless it has a mixer alone."""
-    if layer.up is None:
+    if layer.mlp is None:
         return hidden
-    normed, factors = _norm(hidden, layer.mlp_norm, config.norm_eps), config.multipliers
-    inner = _silu(factors.gate * normed @ _f64(layer.gate).T) * (normed @ _f64(layer.up).T)
-    return hidden + factors.down * inner @ _f64(layer.down).T
+    normed, factors = _norm(hidden, layer.mlp_norm.weight, config.norm_eps), config.multipliers
+    inner = _silu(factors.gate * normed @ _f64(layer.mlp.gate).T) * (normed @ _f64(layer.mlp.up).T)
+    return hidden + factors.down * inner @ _f64(layer.mlp.down).T
 
 
-def _delta_rule(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
+def _delta_rule(layer: Layer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
     """Returns the mixture [L, E] of a recurrent layer, token by token."""
     sizes, length = config.recurrence, len(normed)
     queries, keys, values, _, shrink = _of_tokens(layer, normed, config)
     queries, keys = (x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + 1e-6) for x in (queries, keys))
-    beta = _sigmoid(normed @ _f64(layer.beta).T)
+    beta = _sigmoid(normed @ _f64(layer.recurrent.beta).T)
     mixed = np.zeros_like(values)
     for head in range(sizes.value_heads):
         group, memory = head * sizes.key_heads // sizes.value_heads, np.zeros((sizes.key_size, sizes.value_size))
@@ -71,13 +72,13 @@ def _delta_rule(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> n
             update = beta[t, head] * (values[t, head] - keys[t, group] @ memory)
             memory += np.outer(keys[t, group], update)
             mixed[t, head] = queries[t, group] @ memory / np.sqrt(sizes.key_size)
-    gate = _silu(normed @ _f64(layer.recurrent_gate).T)
-    return (_norm(mixed, layer.recurrent_norm, config.norm_eps).reshape(length, -1) * gate) @ _f64(
-        layer.recurrent_output
+    gate = _silu(normed @ _f64(layer.recurrent.gate).T)
+    return (_norm(mixed, layer.recurrent.norm, config.norm_eps).reshape(length, -1) * gate) @ _f64(
+        layer.recurrent.output
     ).T
 
 
-def _state_space(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
+def _state_space(layer: Layer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
     """Returns `_delta_rule` for Mamba-2."""
     sizes, length = config.recurrence, len(normed)
     queries, keys, values, step, shrink = _of_tokens(layer, normed, config)
@@ -86,32 +87,33 @@ def _state_space(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> 
         group, memory = head * sizes.key_heads // sizes.value_heads, np.zeros((sizes.key_size, sizes.value_size))
         for t in range(length):
             memory = shrink[t, head] * memory + step[t, head] * np.outer(keys[t, group], values[t, head])
-            mixed[t, head] = queries[t, group] @ memory + _f64(layer.skip)[head] * values[t, head]
-    gate = _silu(config.multipliers.recurrent_gate * normed @ _f64(layer.recurrent_gate).T)
+            mixed[t, head] = queries[t, group] @ memory + _f64(layer.recurrent.skip)[head] * values[t, head]
+    gate = _silu(config.multipliers.recurrent_gate * normed @ _f64(layer.recurrent.gate).T)
     mixed, is_before = mixed.reshape(length, -1), sizes.norm_place == BEFORE_GATE
     mixed = mixed if is_before else mixed * gate
     by_group = _norm(mixed.reshape(length, sizes.key_heads, -1), 1.0, config.norm_eps).reshape(length, -1)
-    mixed = by_group * _f64(layer.recurrent_norm)
-    return (mixed * gate if is_before else mixed) @ _f64(layer.recurrent_output).T
+    mixed = by_group * _f64(layer.recurrent.norm)
+    return (mixed * gate if is_before else mixed) @ _f64(layer.recurrent.output).T
 
 
-def _convolution(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
+def _convolution(layer: Layer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
     """Returns `_delta_rule` for a convolution alone."""
-    names = "recurrent_query", "recurrent_key", "recurrent_value"
-    queries, keys, values = (normed @ _f64(getattr(layer, name)).T for name in names)
-    return queries * _convolve(keys * values, layer.value_filter, None) @ _f64(layer.recurrent_output).T
+    names = "query", "key", "value"
+    queries, keys, values = (normed @ _f64(getattr(layer.recurrent, name)).T for name in names)
+    return queries * _convolve(keys * values, layer.recurrent.value_filter, None) @ _f64(layer.recurrent.output).T
 
 
-def _of_tokens(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> tuple[np.ndarray, ...]:
+def _of_tokens(layer: Layer, normed: np.ndarray, config: LlamaConfig) -> tuple[np.ndarray, ...]:
     """Returns queries, keys and values [L, heads, size], and times and factors of the state [L, heads]."""
     sizes, heads = config.recurrence, []
     for name, size in (("query", sizes.key_size), ("key", sizes.key_size), ("value", sizes.value_size)):
-        field = f"recurrent_{name}"
-        product = getattr(config.multipliers, field) * normed @ _f64(getattr(layer, field)).T
-        filters, bias = (getattr(layer, f"{name}_{end}") for end in ("filter", "filter_bias"))
+        weight = _f64(getattr(layer.recurrent, name))
+        product = getattr(config.multipliers, f"recurrent_{name}") * normed @ weight.T
+        filters, bias = (getattr(layer.recurrent, f"{name}_{end}") for end in ("filter", "filter_bias"))
         heads.append(_silu(_convolve(product, filters, bias)).reshape(len(normed), -1, size))
-    step = np.logaddexp(0, config.multipliers.decay * normed @ _f64(layer.decay).T + _f64(layer.decay_bias))
-    return *heads, step, np.exp(-np.exp(_f64(layer.decay_rate)) * step)
+    time = config.multipliers.decay * normed @ _f64(layer.recurrent.decay).T
+    step = np.logaddexp(0, time + _f64(layer.recurrent.decay_bias))
+    return *heads, step, np.exp(-np.exp(_f64(layer.recurrent.decay_rate)) * step)
 
 
 def _convolve(x: np.ndarray, filters, bias) -> np.ndarray:

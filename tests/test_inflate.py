@@ -65,21 +65,21 @@ def test_zeros_are_only_where_noise_would_have_an_effect():
     larger = inflated(params, **LARGER)
     for i, layer in enumerate(larger.layers):
         is_added = i >= 2
-        for matrix in (layer.key, layer.value, layer.gate, layer.up):
+        for matrix in (layer.attention.key, layer.attention.value, layer.mlp.gate, layer.mlp.up):
             assert jnp.all(matrix != 0)
         zero_rows = 0 if is_added else 4 * (18 - 6)  # the added dimensions of real heads
-        assert jnp.sum(layer.query == 0) == zero_rows * 40
-        assert jnp.sum(layer.attention_output != 0) == (0 if is_added else 16 * 4 * 6)
-        assert jnp.sum(layer.down != 0) == (0 if is_added else 16 * 24)
+        assert jnp.sum(layer.attention.query == 0) == zero_rows * 40
+        assert jnp.sum(layer.attention.output != 0) == (0 if is_added else 16 * 4 * 6)
+        assert jnp.sum(layer.mlp.down != 0) == (0 if is_added else 16 * 24)
     assert jnp.all(larger.output != 0)
-    np.testing.assert_allclose(jnp.std(larger.layers[2].gate), 40**-0.5, rtol=0.1)
+    np.testing.assert_allclose(jnp.std(larger.layers[2].mlp.gate), 40**-0.5, rtol=0.1)
 
 
 def test_noise_depends_on_the_key_alone():
     one, same, other = (inflated(tiny_llama(), seed, **LARGER) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, one, same)
-    assert jnp.all(one.layers[2].gate != other.layers[2].gate)
-    assert jnp.all(one.layers[2].gate != one.layers[2].up)
+    assert jnp.all(one.layers[2].mlp.gate != other.layers[2].mlp.gate)
+    assert jnp.all(one.layers[2].mlp.gate != one.layers[2].mlp.up)
 
 
 def test_bfloat16_stays_bfloat16():

@@ -1,5 +1,7 @@
 """Meshes, and arrays on them; decoding on meshes is in tests/decoding/test_mesh.py."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,23 +68,23 @@ def test_places_of_parameters(vocab_size):
     layer, head_dim = placed.layers[0], params.config.head_dim
     tokens = vocab_size // 4 if vocab_size % 4 == 0 else vocab_size
     expected = {
-        "query": (2 * head_dim, 16),
-        "key": (head_dim, 16),
-        "value_bias": (head_dim,),
-        "attention_output": (16, 2 * head_dim),
-        "gate": (8, 16),
-        "down": (16, 8),
-        "mlp_norm": (16,),
+        "attention.query": (2 * head_dim, 16),
+        "attention.key": (head_dim, 16),
+        "attention.value_bias": (head_dim,),
+        "attention.output": (16, 2 * head_dim),
+        "mlp.gate": (8, 16),
+        "mlp.down": (16, 8),
+        "mlp_norm.weight": (16,),
     }
-    shapes = {name: getattr(layer, name).addressable_shards[0].data.shape for name in expected}
+    shapes = {name: operator.attrgetter(name)(layer).addressable_shards[0].data.shape for name in expected}
     assert shapes == expected
     assert placed.embedding.addressable_shards[0].data.shape == (tokens, 16)
     # Devices 0 and 1 have copies of the first KV head, with different query heads.
-    first, second, third = (layer.key.addressable_shards[i].data for i in (0, 1, 2))
+    first, second, third = (layer.attention.key.addressable_shards[i].data for i in (0, 1, 2))
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, third)
     np.testing.assert_array_equal(
-        layer.query.addressable_shards[1].data, params.layers[0].query[2 * head_dim : 4 * head_dim]
+        layer.attention.query.addressable_shards[1].data, params.layers[0].attention.query[2 * head_dim : 4 * head_dim]
     )
 
 

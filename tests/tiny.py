@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -22,7 +23,8 @@ from jlade.models.architecture import (
     Multipliers,
     Recurrence,
 )
-from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, init_params
+from jlade.models.layers import Layer, changed
+from jlade.models.llama import LlamaConfig, LlamaParams, init_params
 from jlade.models.rotary import ProportionalScaling, Rotary
 
 # The block of all tests that are not about blocks, so that they share programs.
@@ -90,13 +92,20 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
     }
     params = init_params(jax.random.key(seed), LlamaConfig(**(shape | changes)))
     # Larger layers than the embedding give texts with some loops and some variety; otherwise one token repeats.
-    larger = "query", "attention_output", "recurrent_output", "down"
+    larger = "attention.query", "attention.output", "recurrent.output", "mlp.down"
 
-    def enlarge(layer: LlamaLayer) -> LlamaLayer:
-        arrays = {name: getattr(layer, name) for name in larger}
-        return dataclasses.replace(layer, **{name: 4 * x for name, x in arrays.items() if x is not None})
+    def enlarge(number: int, layer: Layer) -> Layer:
+        return changed(params.config, number, layer, lambda path, _, array: 4 * array if path in larger else array)
 
-    return dataclasses.replace(params, layers=tuple(map(enlarge, params.layers)))
+    return dataclasses.replace(params, layers=tuple(enlarge(*layer) for layer in enumerate(params.layers)))
+
+
+def with_arrays(layer: Layer, arrays: Mapping[str, jax.Array]) -> Layer:
+    """Returns a layer with other arrays, by their paths."""
+    for path, array in arrays.items():
+        part, field = path.split(".")
+        layer = layer.replace(**{part: getattr(layer, part).replace(**{field: array})})
+    return layer
 
 
 # Tokens of one to three bytes that spell the same text in several ways, halves of a character, and a special token.

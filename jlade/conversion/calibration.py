@@ -9,15 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models.architecture import is_matrix
-from jlade.models.layers import Observed
-from jlade.models.llama import LlamaLayer, LlamaParams
+from jlade.models import layers
+from jlade.models.layers import Layer
+from jlade.models.layers.arrays import Array
+from jlade.models.llama import LlamaParams
+from jlade.models.nn import Observed
 
 WINDOW = 512  # tokens that are read at once
 
 
 def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, np.ndarray]]:
-    """Returns the mean square [in] float32 of each input of the matrices of each layer, by field; not of experts.
+    """Returns the mean square [in] float32 of each input of the matrices of each layer, by path; not of experts.
 
     The parameters are on one device. Matrices in few bits are passed over. The tokens are read in windows of 512.
     """
@@ -29,17 +31,17 @@ def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, n
     def record(number: jax.Array, squares: jax.Array) -> None:
         sums[int(number)] = sums[int(number)] + np.asarray(squares)
 
-    def observed(i: int, layer: LlamaLayer) -> LlamaLayer:
-        matrices: dict[str, Any] = {}
-        for field, array in vars(layer).items():
-            if is_matrix(field) and isinstance(array, jax.Array) and array.ndim == 2:
-                matrices[field] = Observed(array, jnp.int32(len(names)), record)
-                names.append((i, field))
-        return dataclasses.replace(layer, **matrices)
+    def observed(i: int, layer: Layer) -> Layer:
+        def change(path: str, array: Array, value: Any) -> Any:
+            if not (array.may_round and isinstance(value, jax.Array) and value.ndim == 2):
+                return value
+            names.append((i, path))
+            return Observed(value, jnp.int32(len(names) - 1), record)
+
+        return layers.changed(params.config, i, layer, change)
 
     decoder = params.decoder
-    layers = tuple(observed(i, layer) for i, layer in enumerate(params.layers))
-    watched = dataclasses.replace(params, layers=layers)
+    watched = dataclasses.replace(params, layers=tuple(observed(i, layer) for i, layer in enumerate(params.layers)))
 
     @jax.jit
     def read(params: LlamaParams, window: jax.Array) -> jax.Array:
@@ -55,7 +57,7 @@ def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, n
         read(watched, jnp.asarray(tokens[begin : begin + length], jnp.int32)[None]).block_until_ready()
     jax.effects_barrier()
     means: list[dict[str, np.ndarray]] = [{} for _ in params.layers]
-    for number, (i, field) in enumerate(names):
+    for number, (i, path) in enumerate(names):
         if number in sums:
-            means[i][field] = sums[number] / (len(tokens) // length * length)
+            means[i][path] = sums[number] / (len(tokens) // length * length)
     return means

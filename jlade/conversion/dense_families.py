@@ -62,9 +62,11 @@ _BIASES = ATTENTION_BIAS | {"mlp_bias": "mlp_bias"}
 _CAPS = {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
 _QUERY_SCALE = {"attention_scale": "query_pre_attn_scalar"}
 _POST_NORMS = {"pre_norms": False, "post_norms": True}
-_FUSED_MLP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj.weight": ("gate", "up")}
-_FUSED_ATTENTION: dict[str, tuple[str, ...]] = {"self_attn.qkv_proj.weight": ("query", "key", "value")}
-_NORM_BEFORE_MLP = {"mlp_norm": "pre_feedforward_layernorm.weight"}
+_FUSED_MLP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj.weight": ("mlp.gate", "mlp.up")}
+_FUSED_ATTENTION: dict[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj.weight": ("attention.query", "attention.key", "attention.value")
+}
+_NORM_BEFORE_MLP = {"mlp_norm.weight": "pre_feedforward_layernorm.weight"}
 _ACTIVATION = {"activation": "gelu_tanh"}
 _IS_GEMMA = _ACTIVATION | {"norm": "rms_plus_one", "embedding_scale": lambda values: values.size("hidden_size") ** 0.5}
 _IS_GELU = {"hidden_act": (TANH, "gelu"), "hidden_activation": (TANH,)}  # Gemma's "gelu" is TANH, says transformers
@@ -207,19 +209,19 @@ DENSE: dict[str, Family] = {
         rotary="type",
         tensors=_NORM_BEFORE_MLP
         | {
-            "router": "router.proj.weight",
-            "router_scale": "router.scale",
-            "experts_scales": "router.per_expert_scale",
-            "experts_norm": "pre_feedforward_layernorm_2.weight",
-            "experts_post_norm": "post_feedforward_layernorm_2.weight",
-            "shared_post_norm": "post_feedforward_layernorm_1.weight",
-            "input_gate": "per_layer_input_gate.weight",
-            "input_projection": "per_layer_projection.weight",
-            "input_norm": "post_per_layer_input_norm.weight",
+            "mixture.router": "router.proj.weight",
+            "mixture.router_scale": "router.scale",
+            "mixture.scales": "router.per_expert_scale",
+            "mixture.norm": "pre_feedforward_layernorm_2.weight",
+            "mixture.post_norm": "post_feedforward_layernorm_2.weight",
+            "mixture.shared_post_norm": "post_feedforward_layernorm_1.weight",
+            "own_input.gate": "per_layer_input_gate.weight",
+            "own_input.projection": "per_layer_projection.weight",
+            "own_input.norm": "post_per_layer_input_norm.weight",
         },
         experts={
-            "experts.gate_up_proj": ("expert_gate", "expert_up"),
-            "experts.down_proj": ("expert_down",),
+            "experts.gate_up_proj": ("mixture.gate", "mixture.up"),
+            "experts.down_proj": ("mixture.down",),
         },
         joined_experts={},
         of_parts={"gemma4": "Gemma4ForConditionalGeneration"},
@@ -244,9 +246,9 @@ DENSE: dict[str, Family] = {
         | dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias", "output_bias"), True),
         only={"hidden_act": ("gelu_new", TANH)},
         tensors={
-            "attention_output": "self_attn.dense.weight",
-            "up": "mlp.fc1.weight",
-            "down": "mlp.fc2.weight",
+            "attention.output": "self_attn.dense.weight",
+            "mlp.up": "mlp.fc1.weight",
+            "mlp.down": "mlp.fc2.weight",
             "norm": "final_layernorm.weight",
         },
     ),
@@ -265,16 +267,16 @@ DENSE: dict[str, Family] = {
         only={"hidden_act": ("gelu",)},
         ignored=("num_key_value_heads",),
         tensors={
-            "query": "attention.q_proj.weight",
-            "key": "attention.k_proj.weight",
-            "value": "attention.v_proj.weight",
-            "attention_output": "attention.dense.weight",
-            "up": "mlp.dense_h_to_4h.weight",
-            "down": "mlp.dense_4h_to_h.weight",
+            "attention.query": "attention.q_proj.weight",
+            "attention.key": "attention.k_proj.weight",
+            "attention.value": "attention.v_proj.weight",
+            "attention.output": "attention.dense.weight",
+            "mlp.up": "mlp.dense_h_to_4h.weight",
+            "mlp.down": "mlp.dense_4h_to_h.weight",
         },
         fused={
-            "attention.query_key_value.weight": ("query", "key", "value"),
-            "attention.query_key_value.bias": ("query_bias", "key_bias", "value_bias"),
+            "attention.query_key_value.weight": ("attention.query", "attention.key", "attention.value"),
+            "attention.query_key_value.bias": ("attention.query_bias", "attention.key_bias", "attention.value_bias"),
         },
         row_groups=dict.fromkeys(
             ("attention.query_key_value.weight", "attention.query_key_value.bias"), lambda config: config.num_kv_heads
@@ -310,14 +312,18 @@ DENSE: dict[str, Family] = {
         only={"activation": ("gelu",), "hidden_act": ("gelu",), "alibi": (False,)}
         | {"apply_residual_connection_post_layernorm": (False,), "head_dim": (None,), "n_embed": (None,)},
         tensors={
-            "attention_output": "self_attention.dense.weight",
-            "up": "mlp.dense_h_to_4h.weight",
-            "down": "mlp.dense_4h_to_h.weight",
+            "attention.output": "self_attention.dense.weight",
+            "mlp.up": "mlp.dense_h_to_4h.weight",
+            "mlp.down": "mlp.dense_4h_to_h.weight",
         },
-        parallel_tensors={"attention_norm": "ln_attn.weight", "mlp_norm": "ln_mlp.weight"},
+        parallel_tensors={"mixer_norm.weight": "ln_attn.weight", "mlp_norm.weight": "ln_mlp.weight"},
         fused={
-            "self_attention.query_key_value.weight": ("query", "key", "value"),
-            "self_attention.query_key_value.bias": ("query_bias", "key_bias", "value_bias"),
+            "self_attention.query_key_value.weight": ("attention.query", "attention.key", "attention.value"),
+            "self_attention.query_key_value.bias": (
+                "attention.query_bias",
+                "attention.key_bias",
+                "attention.value_bias",
+            ),
         },
         row_groups=dict.fromkeys(
             ("self_attention.query_key_value.weight", "self_attention.query_key_value.bias"),
@@ -403,7 +409,7 @@ DENSE: dict[str, Family] = {
         keys={"norm_eps": "norm_epsilon"} | _ONE_BIAS,
         fixed=_ACTIVATION | {"norm": "layer", "norm_bias": True, "gated_mlp": False},
         only={"hidden_act": (TANH,)},
-        tensors={"up": "mlp.c_fc.weight", "down": "mlp.c_proj.weight"},
+        tensors={"mlp.up": "mlp.c_fc.weight", "mlp.down": "mlp.c_proj.weight"},
     ),
     "stablelm": Family(
         "StableLmForCausalLM",
@@ -432,8 +438,8 @@ DENSE: dict[str, Family] = {
         keys={"qkv_bias": "attention_bias"},
         fixed={"post_norms": True, "interleaved_rotary": True},
         tensors={
-            "attention_post_norm": "post_self_attn_layernorm.weight",
-            "mlp_post_norm": "post_mlp_layernorm.weight",
+            "mixer_post_norm.weight": "post_self_attn_layernorm.weight",
+            "mlp_post_norm.weight": "post_mlp_layernorm.weight",
         },
         fused=_FUSED_MLP,
     ),
@@ -490,7 +496,10 @@ DENSE: dict[str, Family] = {
         fixed={"qk_norm": True, "qk_norm_kind": "rotated"},
         only={"use_qk_norm": (True,)},
         rotary="alpha",
-        tensors={"query_norm": "self_attn.query_layernorm.weight", "key_norm": "self_attn.key_layernorm.weight"},
+        tensors={
+            "attention.query_norm": "self_attn.query_layernorm.weight",
+            "attention.key_norm": "self_attn.key_layernorm.weight",
+        },
     ),
     "seed_oss": Family(
         "SeedOssForCausalLM",

@@ -7,18 +7,18 @@ from jlade.conversion.family import JOINED_EXPERTS, Family
 
 _MLP = ("gate", "up", "down")
 GRANITE_EXPERTS = {
-    "block_sparse_moe.input_linear.weight": ("expert_gate", "expert_up"),
-    "block_sparse_moe.output_linear.weight": ("expert_down",),
+    "block_sparse_moe.input_linear.weight": ("mixture.gate", "mixture.up"),
+    "block_sparse_moe.output_linear.weight": ("mixture.down",),
 }
 GRANITE_JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
-    "block_sparse_moe.experts.gate_up_proj": ("expert_gate", "expert_up"),
-    "block_sparse_moe.experts.down_proj": ("expert_down",),
+    "block_sparse_moe.experts.gate_up_proj": ("mixture.gate", "mixture.up"),
+    "block_sparse_moe.experts.down_proj": ("mixture.down",),
 }
 GRANITE_ROUTER = "block_sparse_moe.router.layer.weight"
 _NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
-    "block_sparse_moe.experts.{}.w1.weight": ("expert_gate",),
-    "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
-    "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
+    "block_sparse_moe.experts.{}.w1.weight": ("mixture.gate",),
+    "block_sparse_moe.experts.{}.w3.weight": ("mixture.up",),
+    "block_sparse_moe.experts.{}.w2.weight": ("mixture.down",),
 }
 _EXPERTS_ALONE = {"intermediate_size": 0}
 LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -34,14 +34,14 @@ QWEN_EXPERTS = {
     "normalized_experts": "norm_topk_prob",
 }
 EXPERT_COUNTS = {field: key for field, key in QWEN_EXPERTS.items() if field != "normalized_experts"}
-QWEN_SHARED_EXPERT = {field: f"mlp.shared_expert.{field}_proj.weight" for field in _MLP}
+QWEN_SHARED_EXPERT = {f"mlp.{name}": f"mlp.shared_expert.{name}_proj.weight" for name in _MLP}
 
 # DeepSeek V3's mixture; see `hf_mixtures`.
 _GROUPS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _DEEPSEEK = _GROUPS | {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
 _DEEPSEEK_KEYS = QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"}
 _DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
-_SHARED_EXPERTS = {field: f"mlp.shared_experts.{field}_proj.weight" for field in _MLP}
+_SHARED_EXPERTS = {f"mlp.{name}": f"mlp.shared_experts.{name}_proj.weight" for name in _MLP}
 
 # Multi-head latent attention; see `hf_latent`. Published files have more keys than transformers reads.
 _LATENT = {
@@ -51,7 +51,7 @@ _LATENT = {
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
 }
-_LATENT_FUSED: dict[str, tuple[str, ...]] = {"self_attn.kv_b_proj.weight": ("key_up", "value_up")}
+_LATENT_FUSED: dict[str, tuple[str, ...]] = {"self_attn.kv_b_proj.weight": ("attention.key_up", "attention.value_up")}
 _LATENT_GROUPS = {"self_attn.kv_b_proj.weight": lambda config: config.num_heads}
 _LATENT_ONLY = {"attention_bias": (False,), "moe_layer_freq": (1,)}
 _LATENT_WITHOUT_EFFECT = ("aux_loss_alpha", "ep_size", "qk_head_dim", "seq_aux")
@@ -84,7 +84,7 @@ MIXTURES: dict[str, Family] = {
         GRANITE | LOCAL_EXPERTS,
         keys=GRANITE_KEYS | LOCAL_KEYS,
         fixed=_EXPERTS_ALONE,
-        tensors={"router": GRANITE_ROUTER},
+        tensors={"mixture.router": GRANITE_ROUTER},
         experts=GRANITE_EXPERTS,
         joined_experts=GRANITE_JOINED_EXPERTS,
         renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
@@ -101,7 +101,7 @@ MIXTURES: dict[str, Family] = {
         },
         keys=LOCAL_KEYS,
         fixed=_EXPERTS_ALONE,
-        tensors={"router": "block_sparse_moe.gate.weight"},
+        tensors={"mixture.router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
         renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
         elsewhere=dict.fromkeys(LOCAL_EXPERTS),
@@ -123,7 +123,7 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE | {"norm": "layer", "norm_bias": True, "routing": "sparsemixer"},
         only={"num_experts_per_tok": (2,), "router_jitter_noise": (0.01,)},
         rotary="mscale",
-        tensors={"router": "block_sparse_moe.gate.weight"},
+        tensors={"mixture.router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
         renamed={"mlp.router.weight": "block_sparse_moe.gate.weight"},
         elsewhere={"lm_head_bias": False},
@@ -257,7 +257,7 @@ MIXTURES: dict[str, Family] = {
         keys=QWEN_EXPERTS | {"expert_scale": "routed_scaling_factor"},
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
         rotary="windows",
-        tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.e_score_correction_bias"},
+        tensors=_SHARED_EXPERTS | {"mixture.selection_bias": "mlp.e_score_correction_bias"},
         renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
     ),
     "hy_v3": Family(
@@ -279,8 +279,8 @@ MIXTURES: dict[str, Family] = {
         keys=EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "router_scaling_factor"},
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "float32_router": True},
         only={"mlp_bias": (False,), "qk_norm": (True,), "route_norm": (True,)},
-        tensors={field: f"mlp.shared_mlp.{field}_proj.weight" for field in _MLP}
-        | {"router": "mlp.router.gate.weight", "selection_bias": "mlp.expert_bias"},
+        tensors={f"mlp.{name}": f"mlp.shared_mlp.{name}_proj.weight" for name in _MLP}
+        | {"mixture.router": "mlp.router.gate.weight", "mixture.selection_bias": "mlp.expert_bias"},
         renamed={
             "mlp.gate.weight": "mlp.router.gate.weight",
             "mlp.e_score_correction_bias": "mlp.expert_bias",
@@ -312,10 +312,10 @@ MIXTURES: dict[str, Family] = {
         rotary="local",
         tensors=_SHARED_EXPERTS
         | {
-            "router": "mlp.router.gate.weight",
-            "selection_bias": "mlp.expert_bias",
-            "mlp_norm": "pre_mlp_layernorm.weight",
-            "mlp_post_norm": "post_mlp_layernorm.weight",
+            "mixture.router": "mlp.router.gate.weight",
+            "mixture.selection_bias": "mlp.expert_bias",
+            "mlp_norm.weight": "pre_mlp_layernorm.weight",
+            "mlp_post_norm.weight": "post_mlp_layernorm.weight",
         },
         without_effect=("load_balance_coeff", "use_grouped_mm"),
     ),
@@ -345,7 +345,7 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE
         | {"routing": "probabilities", "selection_bias": True, "float32_router": True, "interleaved_rotary": True},
         only={"use_bias": (False,), "use_rmsnorm": (True,), "moe_gate": ("topk",), "moe_use_aux_free": (True,)},
-        tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.moe_statics.e_score_correction_bias"},
+        tensors=_SHARED_EXPERTS | {"mixture.selection_bias": "mlp.moe_statics.e_score_correction_bias"},
         renamed={"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
         without_effect=("moe_capacity",),
     ),
@@ -365,8 +365,8 @@ MIXTURES: dict[str, Family] = {
         keys=LOCAL_KEYS,
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "qk_norm_kind": "whole"},
         tensors={
-            "router": "block_sparse_moe.gate.weight",
-            "selection_bias": "block_sparse_moe.e_score_correction_bias",
+            "mixture.router": "block_sparse_moe.gate.weight",
+            "mixture.selection_bias": "block_sparse_moe.e_score_correction_bias",
         },
         experts=_NUMBERED_EXPERTS,
         renamed={
@@ -475,12 +475,12 @@ MIXTURES: dict[str, Family] = {
         keys=LOCAL_KEYS | ATTENTION_BIAS,
         fixed=_EXPERTS_ALONE | {"sinks": True, "router_bias": True, "mlp_bias": True, "activation": "clipped_silu"},
         only={"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
-        tensors={"router": "mlp.router.weight"},
+        tensors={"mixture.router": "mlp.router.weight"},
         experts={
-            "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
-            "mlp.experts.gate_up_proj_bias": ("expert_gate_bias", "expert_up_bias"),
-            "mlp.experts.down_proj": ("expert_down",),
-            "mlp.experts.down_proj_bias": ("expert_down_bias",),
+            "mlp.experts.gate_up_proj": ("mixture.gate", "mixture.up"),
+            "mlp.experts.gate_up_proj_bias": ("mixture.gate_bias", "mixture.up_bias"),
+            "mlp.experts.down_proj": ("mixture.down",),
+            "mlp.experts.down_proj_bias": ("mixture.down_bias",),
         },
         joined_experts={},
         expert_layout="interleaved",
@@ -513,11 +513,11 @@ MIXTURES: dict[str, Family] = {
         keys=LOCAL_KEYS | ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
         fixed={"qk_norm_kind": "weightless", "interleaved_rotary": True, "routing": "sigmoid"},
         only={"num_experts_per_tok": (1,)},
-        tensors={field: f"feed_forward.shared_expert.{field}_proj.weight" for field in _MLP}
-        | {"router": "feed_forward.router.weight"},
+        tensors={f"mlp.{name}": f"feed_forward.shared_expert.{name}_proj.weight" for name in _MLP}
+        | {"mixture.router": "feed_forward.router.weight"},
         experts={
-            "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
-            "feed_forward.experts.down_proj": ("expert_down",),
+            "feed_forward.experts.gate_up_proj": ("mixture.gate", "mixture.up"),
+            "feed_forward.experts.down_proj": ("mixture.down",),
         },
         joined_experts={},
         expert_layout="columns",

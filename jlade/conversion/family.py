@@ -30,13 +30,13 @@ INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
 ROOT_OF_WIDTH = {"mup_enabled"}  # true for the root of hidden_size, false for 1
 OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}
 EXPERTS: dict[str, tuple[str, ...]] = {
-    "mlp.experts.{}.gate_proj.weight": ("expert_gate",),
-    "mlp.experts.{}.up_proj.weight": ("expert_up",),
-    "mlp.experts.{}.down_proj.weight": ("expert_down",),
+    "mlp.experts.{}.gate_proj.weight": ("mixture.gate",),
+    "mlp.experts.{}.up_proj.weight": ("mixture.up",),
+    "mlp.experts.{}.down_proj.weight": ("mixture.down",),
 }
 JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
-    "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
-    "mlp.experts.down_proj": ("expert_down",),
+    "mlp.experts.gate_up_proj": ("mixture.gate", "mixture.up"),
+    "mlp.experts.down_proj": ("mixture.down",),
 }
 
 
@@ -59,9 +59,10 @@ class Family:
         null (AFMoE), "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one
         with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose
         sections do nothing in text (Qwen3.5).
-      tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
+      tensors: names within a layer where they are not LLaMA's, by the path in `jlade.models.layers.Layer`; "norm" is
+        the last norm.
       parallel_tensors: the same for models with `parallel_norm`, where their names differ.
-      fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
+      fused: the paths of the arrays whose rows a tensor in the file has, by the tensor's name within a layer.
       row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of
         times: see `jlade.conversion.hf_tensors.Interleaved`.
       experts: the fields of experts that a tensor in the file has, by its name within a layer, where they are not

@@ -190,9 +190,9 @@ def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxy
         prefix, tensors = f"model.layers.{i}.", layer_tensors(config, i)
         before = name_in_files(prefix, config)
         are_joined = any(before + name in stored for name in family.joined_experts)
-        for file_name, fields in (family.joined_experts if are_joined else family.experts).items():
-            held = [tensors[field] for field in fields]
-            number, *inputs, outputs = held[0][1]
+        for file_name, paths in (family.joined_experts if are_joined else family.experts).items():
+            held = [tensors[path] for path in paths]
+            number, *inputs, outputs = held[0][1].shape
             outputs *= len(held)
             rows, columns = (outputs, *inputs), (*inputs, outputs)
             has_rows = layout == "rows"
@@ -225,7 +225,7 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
     """Returns the arrays of experts by name, given the tensors of the files, with the shapes of `shapes`."""
     layout = FAMILIES[config.family].expert_layout
     sparse = next(filter(config.has_experts, range(config.num_layers)), 0)
-    array_shapes = dict(layer_tensors(config, sparse).values())
+    array_shapes = {name: array.shape for name, array in layer_tensors(config, sparse).values()}
     experts: dict[str, list[Tensor]] = {}
     tensors: dict[str, ExpertTensor] = {}
     for file_name, file in files(config, stored).items():

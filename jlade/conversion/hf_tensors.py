@@ -14,8 +14,9 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.json_files import refuse_or_warn
 from jlade.conversion.parts import Shape, TensorPart
-from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few, name_in_files
+from jlade.conversion.tensors import EMBEDDING, OUTPUT, arrays_by_name, expected_tensors, first_few, name_in_files
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, are_equal, check_kind
+from jlade.models.layers.mixture import EXPERTS
 from jlade.models.llama import LlamaConfig
 
 # Of the model without its output matrix
@@ -71,10 +72,10 @@ class FileTensor(NamedTuple):
 
 def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
     """Returns the tensors of files in Hugging Face's format, without those of experts."""
-    family, fields_of = FAMILIES[config.family], fields_of_names(config)
-    wholes = {field: name for name, fields in family.fused.items() for field in fields}
-    whole = {within: wholes[field] for within, field in fields_of.items() if field in wholes}
-    experts = {within for within, field in fields_of.items() if field.startswith("expert_")}
+    family, paths = FAMILIES[config.family], {within: path for within, (path, _) in arrays_by_name(config).items()}
+    wholes = {path: name for name, fused in family.fused.items() for path in fused}
+    whole = {within: wholes[path] for within, path in paths.items() if path in wholes}
+    experts = {within for within, path in paths.items() if path in EXPERTS}
     files: dict[str, FileTensor] = {}
     for name, shape in expected_tensors(config).items():
         prefix, _, rest = name.partition("layers.")
@@ -88,11 +89,11 @@ def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
         file = FileTensor({}, groups, axis)
         files.setdefault(name_in_files(file_name, config), file).parts[name] = shape
 
-    places = {field: i for fields in family.fused.values() for i, field in enumerate(fields)}
+    places = {path: i for fused in family.fused.values() for i, path in enumerate(fused)}
 
     def place(part: tuple[str, Shape]) -> int:
         """Returns the place of an array among those of its tensor."""
-        return places.get(fields_of.get(part[0].split(".", 3)[-1], ""), 0)
+        return places.get(paths.get(part[0].split(".", 3)[-1], ""), 0)
 
     return {name: file._replace(parts=dict(sorted(file.parts.items(), key=place))) for name, file in files.items()}
 

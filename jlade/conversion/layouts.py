@@ -15,7 +15,7 @@ import numpy as np
 
 from jlade.conversion.hf_tensors import check_names
 from jlade.conversion.parts import Shape
-from jlade.conversion.tensors import EMBEDDING, OUTPUT, build_params, fields_of_names
+from jlade.conversion.tensors import EMBEDDING, OUTPUT, arrays_by_name, build_params
 from jlade.models.architecture import LlamaConfig
 from jlade.models.llama import LlamaParams
 from jlade.models.rotary import Llama3Scaling
@@ -28,26 +28,26 @@ AXES = {
     "embedding": "VE",
     "norm": "E",
     "output": "VE",
-    "attention_norm": "E",
-    "query": "HDE",
-    "key": "KDE",
-    "value": "KDE",
-    "attention_output": "EHD",
-    "mlp_norm": "E",
-    "gate": "FE",
-    "up": "FE",
-    "down": "EF",
-    "query_bias": "HD",
-    "key_bias": "KD",
-    "value_bias": "KD",
-    "query_norm": "D",
-    "key_norm": "D",
-    "attention_post_norm": "E",
-    "mlp_post_norm": "E",
-    "router": "NE",
-    "expert_gate": "NEX",
-    "expert_up": "NEX",
-    "expert_down": "NXE",
+    "mixer_norm.weight": "E",
+    "attention.query": "HDE",
+    "attention.key": "KDE",
+    "attention.value": "KDE",
+    "attention.output": "EHD",
+    "mlp_norm.weight": "E",
+    "mlp.gate": "FE",
+    "mlp.up": "FE",
+    "mlp.down": "EF",
+    "attention.query_bias": "HD",
+    "attention.key_bias": "KD",
+    "attention.value_bias": "KD",
+    "attention.query_norm": "D",
+    "attention.key_norm": "D",
+    "mixer_post_norm.weight": "E",
+    "mlp_post_norm.weight": "E",
+    "mixture.router": "NE",
+    "mixture.gate": "NEX",
+    "mixture.up": "NEX",
+    "mixture.down": "NXE",
 }
 
 JOINED = {"Q": "HD", "P": "KD"}  # axes of a tree that are several
@@ -105,9 +105,9 @@ def _maxtext_change(field: str, array: jax.Array, config: LlamaConfig) -> jax.Ar
     MaxText folds the scale of scores into the queries of some families, and rotates neighbours of a head where its
     `rope_type` is "llama3.1".
     """
-    if field in ("query", "key") and isinstance(config.rope_scaling, Llama3Scaling):
+    if field in ("attention.query", "attention.key") and isinstance(config.rope_scaling, Llama3Scaling):
         array = jnp.concatenate([array[..., ::2], array[..., 1::2]], axis=-1)
-    if field == "query" and config.family in ("llama", "mistral", "mixtral"):
+    if field == "attention.query" and config.family in ("llama", "mistral", "mixtral"):
         scaled = array.astype(jnp.float32) * math.sqrt(config.head_dim)
         array = scaled.astype(array.dtype)
     return array
@@ -117,72 +117,72 @@ _OF_LLAMA = {
     "embedding": (TreeArray("embedder.input_embedding", "VE"),),
     "norm": (TreeArray("final_norm.w", "E"),),
     "output": (TreeArray("lm_head.w", "EV"),),
-    "attention_norm": (TreeArray("input_layernorm.w", "E"),),
-    "query": (TreeArray("attn.q_proj.w", "EHD"),),
-    "key": (TreeArray("attn.k_proj.w", "EKD"),),
-    "value": (TreeArray("attn.v_proj.w", "EKD"),),
-    "attention_output": (TreeArray("attn.o_proj.w", "HDE"),),
-    "query_bias": (TreeArray("attn.q_bias", "Q"),),
-    "key_bias": (TreeArray("attn.k_bias", "P"),),
-    "value_bias": (TreeArray("attn.v_bias", "P"),),
-    "query_norm": (TreeArray("attn.q_norm.w", "D"),),
-    "key_norm": (TreeArray("attn.k_norm.w", "D"),),
-    "mlp_norm": (TreeArray("post_attention_layernorm.w", "E"),),
-    "gate": (TreeArray("mlp.gate_proj.kernel", "EF"),),
-    "up": (TreeArray("mlp.up_proj.kernel", "EF"),),
-    "down": (TreeArray("mlp.down_proj.kernel", "FE"),),
-    "router": (TreeArray("mlp.router.kernel", "EN"),),
-    "expert_gate": (TreeArray("mlp.gate_proj", "NEX"),),
-    "expert_up": (TreeArray("mlp.up_proj", "NEX"),),
-    "expert_down": (TreeArray("mlp.down_proj", "NXE"),),
+    "mixer_norm.weight": (TreeArray("input_layernorm.w", "E"),),
+    "attention.query": (TreeArray("attn.q_proj.w", "EHD"),),
+    "attention.key": (TreeArray("attn.k_proj.w", "EKD"),),
+    "attention.value": (TreeArray("attn.v_proj.w", "EKD"),),
+    "attention.output": (TreeArray("attn.o_proj.w", "HDE"),),
+    "attention.query_bias": (TreeArray("attn.q_bias", "Q"),),
+    "attention.key_bias": (TreeArray("attn.k_bias", "P"),),
+    "attention.value_bias": (TreeArray("attn.v_bias", "P"),),
+    "attention.query_norm": (TreeArray("attn.q_norm.w", "D"),),
+    "attention.key_norm": (TreeArray("attn.k_norm.w", "D"),),
+    "mlp_norm.weight": (TreeArray("post_attention_layernorm.w", "E"),),
+    "mlp.gate": (TreeArray("mlp.gate_proj.kernel", "EF"),),
+    "mlp.up": (TreeArray("mlp.up_proj.kernel", "EF"),),
+    "mlp.down": (TreeArray("mlp.down_proj.kernel", "FE"),),
+    "mixture.router": (TreeArray("mlp.router.kernel", "EN"),),
+    "mixture.gate": (TreeArray("mlp.gate_proj", "NEX"),),
+    "mixture.up": (TreeArray("mlp.up_proj", "NEX"),),
+    "mixture.down": (TreeArray("mlp.down_proj", "NXE"),),
 }
 _OF_GEMMA = {
     "embedding": (TreeArray("embedder.input_embedding", "VE"),),
     "norm": (TreeArray("final_norm.scale", "E"),),
-    "attention_norm": (TreeArray("pre_attention_norm.scale", "E"),),
-    "query": (TreeArray("attn.q_einsum.w", "HED"), TreeArray("attn.qkv_einsum.w", "HED", 0, 3)),
-    "key": (TreeArray("attn.kv_einsum.w", "KED", 0, 2), TreeArray("attn.qkv_einsum.w", "KED", 1, 3)),
-    "value": (TreeArray("attn.kv_einsum.w", "KED", 1, 2), TreeArray("attn.qkv_einsum.w", "KED", 2, 3)),
-    "attention_output": (TreeArray("attn.attn_vec_einsum.w", "HDE"),),
-    "query_norm": (TreeArray("attn._query_norm.scale", "D"),),
-    "key_norm": (TreeArray("attn._key_norm.scale", "D"),),
-    "attention_post_norm": (TreeArray("post_attention_norm.scale", "E"), TreeArray("post_attn_norm.scale", "E")),
-    "mlp_norm": (TreeArray("pre_ffw_norm.scale", "E"),),
-    "gate": (
+    "mixer_norm.weight": (TreeArray("pre_attention_norm.scale", "E"),),
+    "attention.query": (TreeArray("attn.q_einsum.w", "HED"), TreeArray("attn.qkv_einsum.w", "HED", 0, 3)),
+    "attention.key": (TreeArray("attn.kv_einsum.w", "KED", 0, 2), TreeArray("attn.qkv_einsum.w", "KED", 1, 3)),
+    "attention.value": (TreeArray("attn.kv_einsum.w", "KED", 1, 2), TreeArray("attn.qkv_einsum.w", "KED", 2, 3)),
+    "attention.output": (TreeArray("attn.attn_vec_einsum.w", "HDE"),),
+    "attention.query_norm": (TreeArray("attn._query_norm.scale", "D"),),
+    "attention.key_norm": (TreeArray("attn._key_norm.scale", "D"),),
+    "mixer_post_norm.weight": (TreeArray("post_attention_norm.scale", "E"), TreeArray("post_attn_norm.scale", "E")),
+    "mlp_norm.weight": (TreeArray("pre_ffw_norm.scale", "E"),),
+    "mlp.gate": (
         TreeArray("mlp.gate_proj.kernel", "EF"),
         TreeArray("mlp.gating_einsum", "EF", 0, 2),
         TreeArray("mlp.gating_einsum", "FE", 0, 2),
     ),
-    "up": (
+    "mlp.up": (
         TreeArray("mlp.up_proj.kernel", "EF"),
         TreeArray("mlp.gating_einsum", "EF", 1, 2),
         TreeArray("mlp.gating_einsum", "FE", 1, 2),
     ),
-    "down": (TreeArray("mlp.down_proj.kernel", "FE"), TreeArray("mlp.linear", "FE")),
-    "mlp_post_norm": (TreeArray("post_ffw_norm.scale", "E"),),
+    "mlp.down": (TreeArray("mlp.down_proj.kernel", "FE"), TreeArray("mlp.linear", "FE")),
+    "mlp_post_norm.weight": (TreeArray("post_ffw_norm.scale", "E"),),
 }
 _OF_MAXTEXT = {
     "embedding": (TreeArray("token_embedder.embedding", "VE"),),
     "norm": (TreeArray("decoder.decoder_norm.scale", "E"),),
     "output": (TreeArray("decoder.logits_dense.kernel", "EV"),),
-    "attention_norm": (TreeArray("pre_self_attention_layer_norm.scale", "E"),),
-    "query": (TreeArray("self_attention.query.kernel", "EHD"),),
-    "key": (TreeArray("self_attention.key.kernel", "EKD"),),
-    "value": (TreeArray("self_attention.value.kernel", "EKD"),),
-    "attention_output": (TreeArray("self_attention.out.kernel", "HDE"),),
-    "query_bias": (TreeArray("self_attention.query.bias", "HD"),),
-    "key_bias": (TreeArray("self_attention.key.bias", "KD"),),
-    "value_bias": (TreeArray("self_attention.value.bias", "KD"),),
-    "query_norm": (TreeArray("self_attention.query_norm.scale", "D"),),
-    "key_norm": (TreeArray("self_attention.key_norm.scale", "D"),),
-    "mlp_norm": (TreeArray("post_self_attention_layer_norm.scale", "E"),),
-    "gate": (TreeArray("mlp.wi_0.kernel", "EF"),),
-    "up": (TreeArray("mlp.wi_1.kernel", "EF"),),
-    "down": (TreeArray("mlp.wo.kernel", "FE"),),
-    "router": (TreeArray("moe_block.gate.kernel", "EN"), TreeArray("MoeBlock_0.gate.kernel", "EN")),
-    "expert_gate": (TreeArray("moe_block.wi_0", "NEX"), TreeArray("MoeBlock_0.wi_0", "NEX")),
-    "expert_up": (TreeArray("moe_block.wi_1", "NEX"), TreeArray("MoeBlock_0.wi_1", "NEX")),
-    "expert_down": (TreeArray("moe_block.wo", "NXE"), TreeArray("MoeBlock_0.wo", "NXE")),
+    "mixer_norm.weight": (TreeArray("pre_self_attention_layer_norm.scale", "E"),),
+    "attention.query": (TreeArray("self_attention.query.kernel", "EHD"),),
+    "attention.key": (TreeArray("self_attention.key.kernel", "EKD"),),
+    "attention.value": (TreeArray("self_attention.value.kernel", "EKD"),),
+    "attention.output": (TreeArray("self_attention.out.kernel", "HDE"),),
+    "attention.query_bias": (TreeArray("self_attention.query.bias", "HD"),),
+    "attention.key_bias": (TreeArray("self_attention.key.bias", "KD"),),
+    "attention.value_bias": (TreeArray("self_attention.value.bias", "KD"),),
+    "attention.query_norm": (TreeArray("self_attention.query_norm.scale", "D"),),
+    "attention.key_norm": (TreeArray("self_attention.key_norm.scale", "D"),),
+    "mlp_norm.weight": (TreeArray("post_self_attention_layer_norm.scale", "E"),),
+    "mlp.gate": (TreeArray("mlp.wi_0.kernel", "EF"),),
+    "mlp.up": (TreeArray("mlp.wi_1.kernel", "EF"),),
+    "mlp.down": (TreeArray("mlp.wo.kernel", "FE"),),
+    "mixture.router": (TreeArray("moe_block.gate.kernel", "EN"), TreeArray("MoeBlock_0.gate.kernel", "EN")),
+    "mixture.gate": (TreeArray("moe_block.wi_0", "NEX"), TreeArray("MoeBlock_0.wi_0", "NEX")),
+    "mixture.up": (TreeArray("moe_block.wi_1", "NEX"), TreeArray("MoeBlock_0.wi_1", "NEX")),
+    "mixture.down": (TreeArray("moe_block.wo", "NXE"), TreeArray("MoeBlock_0.wo", "NXE")),
 }
 _OF_TUNIX = {field: tuple(dict.fromkeys(_OF_LLAMA.get(field, ()) + _OF_GEMMA.get(field, ()))) for field in AXES}
 
@@ -239,7 +239,7 @@ class _Reader:
         """Returns the array of a name and a shape of jlade's, None if the tree lacks it."""
         number, _, within = name.removeprefix("model.layers.").partition(".")
         layer = int(number) if number.isdecimal() else None
-        field = TOP.get(name, "norm") if layer is None else fields_of_names(self.config)[within]
+        field = TOP.get(name, "norm") if layer is None else arrays_by_name(self.config)[within][0]
         if not self.layout.arrays.get(field):
             raise ValueError(f"{self.source}: no name is known for {name} in a tree with these names")
         match = self._find(self.layout.arrays[field], layer)

@@ -35,30 +35,36 @@ _FIXED = {"qk_norm": True, "norm": "rms_plus_one", "output_gate": True}
 _ONLY = {"attention_bias": (False,), "attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)}
 _HEADS = {"self_attn.q_proj.weight": lambda config: config.num_heads}
 _FUSED: dict[str, tuple[str, ...]] = {
-    "self_attn.q_proj.weight": ("query", "output_gate"),
-    "linear_attn.conv1d.weight": ("query_filter", "key_filter", "value_filter"),
+    "self_attn.q_proj.weight": ("attention.query", "attention.gate"),
+    "linear_attn.conv1d.weight": ("recurrent.query_filter", "recurrent.key_filter", "recurrent.value_filter"),
 }
 _FUSED_INPUTS: dict[str, tuple[str, ...]] = {
-    "linear_attn.in_proj_qkv.weight": ("recurrent_query", "recurrent_key", "recurrent_value"),
+    "linear_attn.in_proj_qkv.weight": ("recurrent.query", "recurrent.key", "recurrent.value"),
 }
 _PREDICTORS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # of layers that predict further tokens
 _SHARED_SIZE = {"intermediate_size": "shared_expert_intermediate_size"}
 _MIXTURE = {"num_key_value_heads": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
-_MAMBA = {f"recurrent_{name}": f"mamba.{name}_proj.weight" for name in ("query", "key", "value", "gate")} | {
-    "decay": "mamba.decay_proj.weight",
-    "query_filter": "mamba.query_conv.weight",
-    "key_filter": "mamba.key_conv.weight",
-    "value_filter": "mamba.value_conv.weight",
-    "recurrent_output": "mamba.out_proj.weight",
-    "recurrent_norm": "mamba.norm.weight",
-    "decay_rate": "mamba.A_log",
-    "decay_bias": "mamba.dt_bias",
-    "skip": "mamba.D",
+_MAMBA = {f"recurrent.{name}": f"mamba.{name}_proj.weight" for name in ("query", "key", "value", "gate")} | {
+    "recurrent.decay": "mamba.decay_proj.weight",
+    "recurrent.query_filter": "mamba.query_conv.weight",
+    "recurrent.key_filter": "mamba.key_conv.weight",
+    "recurrent.value_filter": "mamba.value_conv.weight",
+    "recurrent.output": "mamba.out_proj.weight",
+    "recurrent.norm": "mamba.norm.weight",
+    "recurrent.decay_rate": "mamba.A_log",
+    "recurrent.decay_bias": "mamba.dt_bias",
+    "recurrent.skip": "mamba.D",
 }
 _MAMBA_FUSED: dict[str, tuple[str, ...]] = {
-    "mamba.in_proj.weight": ("recurrent_gate", "recurrent_value", "recurrent_key", "recurrent_query", "decay"),
-    "mamba.conv1d.weight": ("value_filter", "key_filter", "query_filter"),
-    "mamba.conv1d.bias": ("value_filter_bias", "key_filter_bias", "query_filter_bias"),
+    "mamba.in_proj.weight": (
+        "recurrent.gate",
+        "recurrent.value",
+        "recurrent.key",
+        "recurrent.query",
+        "recurrent.decay",
+    ),
+    "mamba.conv1d.weight": ("recurrent.value_filter", "recurrent.key_filter", "recurrent.query_filter"),
+    "mamba.conv1d.bias": ("recurrent.value_filter_bias", "recurrent.key_filter_bias", "recurrent.query_filter_bias"),
 }
 # transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
 _NO_LIMIT = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
@@ -84,20 +90,20 @@ _NEMOTRON_KEYS = (
     }
 )
 _NEMOTRON_TENSORS = {field: name.replace("mamba.", "mixer.") for field, name in _MAMBA.items()} | {
-    "attention_norm": "norm.weight",
-    "mlp_norm": "norm.weight",
-    "query": "mixer.q_proj.weight",
-    "key": "mixer.k_proj.weight",
-    "value": "mixer.v_proj.weight",
-    "attention_output": "mixer.o_proj.weight",
-    "up": "mixer.shared_experts.up_proj.weight",
-    "down": "mixer.shared_experts.down_proj.weight",
-    "router": "mixer.gate.weight",
-    "selection_bias": "mixer.gate.e_score_correction_bias",
-    "expert_up": "mixer.experts.up_proj.weight",
-    "expert_down": "mixer.experts.down_proj.weight",
-    "experts_input": "mixer.fc1_latent_proj.weight",
-    "experts_output": "mixer.fc2_latent_proj.weight",
+    "mixer_norm.weight": "norm.weight",
+    "mlp_norm.weight": "norm.weight",
+    "attention.query": "mixer.q_proj.weight",
+    "attention.key": "mixer.k_proj.weight",
+    "attention.value": "mixer.v_proj.weight",
+    "attention.output": "mixer.o_proj.weight",
+    "mlp.up": "mixer.shared_experts.up_proj.weight",
+    "mlp.down": "mixer.shared_experts.down_proj.weight",
+    "mixture.router": "mixer.gate.weight",
+    "mixture.selection_bias": "mixer.gate.e_score_correction_bias",
+    "mixture.up": "mixer.experts.up_proj.weight",
+    "mixture.down": "mixer.experts.down_proj.weight",
+    "mixture.input": "mixer.fc1_latent_proj.weight",
+    "mixture.output": "mixer.fc2_latent_proj.weight",
     "norm": "norm_f.weight",
 }
 _LFM2 = {
@@ -111,27 +117,27 @@ _LFM2 = {
     "conv_L_cache": 3,
 }
 _LFM2_TENSORS = {
-    "attention_norm": "operator_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "query_norm": "self_attn.q_layernorm.weight",
-    "key_norm": "self_attn.k_layernorm.weight",
-    "attention_output": "self_attn.out_proj.weight",
-    "gate": "feed_forward.w1.weight",
-    "up": "feed_forward.w3.weight",
-    "down": "feed_forward.w2.weight",
-    "value_filter": "conv.conv.weight",
-    "recurrent_output": "conv.out_proj.weight",
+    "mixer_norm.weight": "operator_norm.weight",
+    "mlp_norm.weight": "ffn_norm.weight",
+    "attention.query_norm": "self_attn.q_layernorm.weight",
+    "attention.key_norm": "self_attn.k_layernorm.weight",
+    "attention.output": "self_attn.out_proj.weight",
+    "mlp.gate": "feed_forward.w1.weight",
+    "mlp.up": "feed_forward.w3.weight",
+    "mlp.down": "feed_forward.w2.weight",
+    "recurrent.value_filter": "conv.conv.weight",
+    "recurrent.output": "conv.out_proj.weight",
     "norm": "embedding_norm.weight",
 }
 _LFM2_FUSED: dict[str, tuple[str, ...]] = {
-    "conv.in_proj.weight": ("recurrent_key", "recurrent_query", "recurrent_value"),
+    "conv.in_proj.weight": ("recurrent.key", "recurrent.query", "recurrent.value"),
 }
 _LFM2_FIXED = {
     "qk_norm": True,
     "tie_embeddings": lambda values: values.boolean("tie_embedding", values.boolean("tie_word_embeddings")),
 }
 _LFM2_EXPERTS: dict[str, tuple[str, ...]] = {
-    f"feed_forward.experts.{{}}.{name}.weight": (f"expert_{field}",)
+    f"feed_forward.experts.{{}}.{name}.weight": (f"mixture.{field}",)
     for name, field in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 }
 
@@ -155,8 +161,8 @@ RECURRENT: dict[str, Family] = {
         keys=GRANITE_KEYS | LOCAL_KEYS | {"intermediate_size": "shared_intermediate_size"},
         fixed={field: _if_mixture(key) for field, key in LOCAL_KEYS.items()},
         only=_ONLY_MAMBA,
-        tensors=_MAMBA | {"router": GRANITE_ROUTER, "down": "shared_mlp.output_linear.weight"},
-        fused=_MAMBA_FUSED | {"shared_mlp.input_linear.weight": ("gate", "up")},
+        tensors=_MAMBA | {"mixture.router": GRANITE_ROUTER, "mlp.down": "shared_mlp.output_linear.weight"},
+        fused=_MAMBA_FUSED | {"shared_mlp.input_linear.weight": ("mlp.gate", "mlp.up")},
         experts=GRANITE_EXPERTS,
         joined_experts=GRANITE_JOINED_EXPERTS,
         renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
@@ -184,8 +190,8 @@ RECURRENT: dict[str, Family] = {
         },
         only=_ONLY_MAMBA | {"projectors_bias": (False,)},
         tensors=_MAMBA
-        | {name: f"feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")}
-        | {"mlp_norm": "pre_ff_layernorm.weight", "norm": "final_layernorm.weight"},
+        | {f"mlp.{name}": f"feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")}
+        | {"mlp_norm.weight": "pre_ff_layernorm.weight", "norm": "final_layernorm.weight"},
         fused=_MAMBA_FUSED,
         without_effect=(  # but the first two, of published files
             "mamba_chunk_size",
@@ -245,13 +251,13 @@ RECURRENT: dict[str, Family] = {
         fixed=_LFM2_FIXED | {"intermediate_size": 0, "routing": "sigmoids", "expert_epsilon": 1e-6},
         only={"conv_bias": (False,)},
         tensors=_LFM2_TENSORS
-        | {"router": "feed_forward.gate.weight", "selection_bias": "feed_forward.expert_bias"}
-        | {f"expert_{name}": f"feed_forward.experts.{name}.weight" for name in ("gate", "up", "down")},
+        | {"mixture.router": "feed_forward.gate.weight", "mixture.selection_bias": "feed_forward.expert_bias"}
+        | {f"mixture.{name}": f"feed_forward.experts.{name}.weight" for name in ("gate", "up", "down")},
         fused=_LFM2_FUSED,
         experts=_LFM2_EXPERTS,
         joined_experts={
-            "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
-            "feed_forward.experts.down_proj": ("expert_down",),
+            "feed_forward.experts.gate_up_proj": ("mixture.gate", "mixture.up"),
+            "feed_forward.experts.down_proj": ("mixture.down",),
         },
     ),
     "nemotron_h": Family(
@@ -302,8 +308,8 @@ RECURRENT: dict[str, Family] = {
         rotary="none",
         tensors=_NEMOTRON_TENSORS,
         fused={name.replace("mamba.", "mixer."): fields for name, fields in _MAMBA_FUSED.items()},
-        experts={f"mixer.experts.{{}}.{name}_proj.weight": (f"expert_{name}",) for name in ("up", "down")},
-        joined_experts={f"mixer.experts.{name}_proj": (f"expert_{name}",) for name in ("up", "down")},
+        experts={f"mixer.experts.{{}}.{name}_proj.weight": (f"mixture.{name}",) for name in ("up", "down")},
+        joined_experts={f"mixer.experts.{name}_proj": (f"mixture.{name}",) for name in ("up", "down")},
         prefixes={"model.embed_tokens.": "backbone.embeddings.", "model.": "backbone."},
         without_effect=(  # some of published files alone
             "attention_head_dim",
@@ -345,12 +351,12 @@ RECURRENT: dict[str, Family] = {
         fused=_FUSED
         | {
             "linear_attn.in_proj_qkvz.weight": (
-                "recurrent_query",
-                "recurrent_key",
-                "recurrent_value",
-                "recurrent_gate",
+                "recurrent.query",
+                "recurrent.key",
+                "recurrent.value",
+                "recurrent.gate",
             ),
-            "linear_attn.in_proj_ba.weight": ("beta", "decay"),
+            "linear_attn.in_proj_ba.weight": ("recurrent.beta", "recurrent.decay"),
         },
         row_groups=_HEADS
         | dict.fromkeys(

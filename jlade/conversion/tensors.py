@@ -15,54 +15,56 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.json_files import refuse_or_warn
 from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
+from jlade.models import layers
 from jlade.models import sharding as model_sharding
-from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
-from jlade.models.llama import OUTPUT_BITS, LlamaConfig, LlamaLayer, LlamaParams, PerLayer, quantize
+from jlade.models.layers import PerLayer
+from jlade.models.layers.arrays import Array
+from jlade.models.llama import OUTPUT_BITS, LlamaConfig, LlamaParams, quantize
 from jlade.models.quantization import is_quantized
 
 EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
-LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the name of its weight
-    "attention_norm": "input_layernorm.weight",
-    "output_gate": "self_attn.gate_proj.weight",
-    "query": "self_attn.q_proj.weight",
-    "key": "self_attn.k_proj.weight",
-    "value": "self_attn.v_proj.weight",
-    "attention_output": "self_attn.o_proj.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "query_down": "self_attn.q_a_proj.weight",
-    "query_down_norm": "self_attn.q_a_layernorm.weight",
-    "key_down": "self_attn.kv_a_proj_with_mqa.weight",
-    "key_down_norm": "self_attn.kv_a_layernorm.weight",
-    "key_up": "self_attn.k_b_proj.weight",
-    "value_up": "self_attn.v_b_proj.weight",
-    "query_norm": "self_attn.q_norm.weight",
-    "key_norm": "self_attn.k_norm.weight",
-    "attention_post_norm": "post_attention_layernorm.weight",
-    "mlp_post_norm": "post_feedforward_layernorm.weight",
-    "layer_scale": "layer_scalar",
-    "sinks": "self_attn.sinks",
-    "router": "mlp.gate.weight",
-    "selection_bias": "mlp.gate.e_score_correction_bias",
-    "shared_router": "mlp.shared_expert_gate.weight",
-    "expert_gate": "mlp.experts.gate_proj.weight",
-    "expert_up": "mlp.experts.up_proj.weight",
-    "expert_down": "mlp.experts.down_proj.weight",
-    "recurrent_query": "linear_attn.q_proj.weight",
-    "recurrent_key": "linear_attn.k_proj.weight",
-    "recurrent_value": "linear_attn.v_proj.weight",
-    "recurrent_gate": "linear_attn.in_proj_z.weight",
-    "recurrent_output": "linear_attn.out_proj.weight",
-    "beta": "linear_attn.in_proj_b.weight",
-    "decay": "linear_attn.in_proj_a.weight",
-    "query_filter": "linear_attn.q_conv.weight",
-    "key_filter": "linear_attn.k_conv.weight",
-    "value_filter": "linear_attn.v_conv.weight",
-    "decay_rate": "linear_attn.A_log",
-    "decay_bias": "linear_attn.dt_bias",
-    "recurrent_norm": "linear_attn.norm.weight",
+LAYER = {  # names within a layer, by the path in `jlade.models.layers.Layer`; a bias has the name of its weight
+    "mixer_norm.weight": "input_layernorm.weight",
+    "attention.gate": "self_attn.gate_proj.weight",
+    "attention.query": "self_attn.q_proj.weight",
+    "attention.key": "self_attn.k_proj.weight",
+    "attention.value": "self_attn.v_proj.weight",
+    "attention.output": "self_attn.o_proj.weight",
+    "mlp_norm.weight": "post_attention_layernorm.weight",
+    "mlp.gate": "mlp.gate_proj.weight",
+    "mlp.up": "mlp.up_proj.weight",
+    "mlp.down": "mlp.down_proj.weight",
+    "attention.query_down": "self_attn.q_a_proj.weight",
+    "attention.query_down_norm": "self_attn.q_a_layernorm.weight",
+    "attention.key_down": "self_attn.kv_a_proj_with_mqa.weight",
+    "attention.key_down_norm": "self_attn.kv_a_layernorm.weight",
+    "attention.key_up": "self_attn.k_b_proj.weight",
+    "attention.value_up": "self_attn.v_b_proj.weight",
+    "attention.query_norm": "self_attn.q_norm.weight",
+    "attention.key_norm": "self_attn.k_norm.weight",
+    "mixer_post_norm.weight": "post_attention_layernorm.weight",
+    "mlp_post_norm.weight": "post_feedforward_layernorm.weight",
+    "scale.factor": "layer_scalar",
+    "attention.sinks": "self_attn.sinks",
+    "mixture.router": "mlp.gate.weight",
+    "mixture.selection_bias": "mlp.gate.e_score_correction_bias",
+    "mixture.shared_router": "mlp.shared_expert_gate.weight",
+    "mixture.gate": "mlp.experts.gate_proj.weight",
+    "mixture.up": "mlp.experts.up_proj.weight",
+    "mixture.down": "mlp.experts.down_proj.weight",
+    "recurrent.query": "linear_attn.q_proj.weight",
+    "recurrent.key": "linear_attn.k_proj.weight",
+    "recurrent.value": "linear_attn.v_proj.weight",
+    "recurrent.gate": "linear_attn.in_proj_z.weight",
+    "recurrent.output": "linear_attn.out_proj.weight",
+    "recurrent.beta": "linear_attn.in_proj_b.weight",
+    "recurrent.decay": "linear_attn.in_proj_a.weight",
+    "recurrent.query_filter": "linear_attn.q_conv.weight",
+    "recurrent.key_filter": "linear_attn.k_conv.weight",
+    "recurrent.value_filter": "linear_attn.v_conv.weight",
+    "recurrent.decay_rate": "linear_attn.A_log",
+    "recurrent.decay_bias": "linear_attn.dt_bias",
+    "recurrent.norm": "linear_attn.norm.weight",
 }
 QUERY_UP = "self_attn.q_b_proj.weight"  # of queries that follow from a latent
 # Suffixes of a matrix's name, for the arrays of an `Int8Matrix` or `GroupedMatrix`, by their fields
@@ -72,8 +74,8 @@ SCALE = ARRAYS["scale"]
 Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
 
 
-def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape]]:
-    """Returns name within a layer and shape of each tensor, by the field of `LlamaLayer`.
+def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Array]]:
+    """Returns name within a layer and description of each tensor, by its path in `jlade.models.layers.Layer`.
 
     Tensors that a file holds as one have the names of LLaMA's, and experts one name for all. `hf_tensors` has the names
     in files.
@@ -81,14 +83,18 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape
     family = FAMILIES[config.family]
     names = LAYER | dict(family.tensors) | (dict(family.parallel_tensors) if config.parallel_norm else {})
     if config.latent is not None and config.latent.query_rank is not None:
-        names["query"] = QUERY_UP
+        names["attention.query"] = QUERY_UP
     if layer in config.dense_layers:  # the names of the family are those of an MLP beside experts
-        names |= {field: re.sub(r"shared_(experts?|mlp)\.", "", names[field]) for field in ("gate", "up", "down")}
+        mlp = [path for path in names if path.startswith("mlp.")]
+        names |= {path: re.sub(r"shared_(experts?|mlp)\.", "", names[path]) for path in mlp}
 
-    def name(field: str) -> str:
-        return names[field] if field in names else names[field.removesuffix("_bias")].removesuffix("weight") + "bias"
+    def name(path: str) -> str:
+        if path in names:
+            return names[path]
+        weight = path.replace(".bias", ".weight").removesuffix("_bias")
+        return names[weight].removesuffix("weight") + "bias"
 
-    return {field: (name(field), shape) for field, (shape, _) in layer_arrays(config, layer).items()}
+    return {path: (name(path), array) for path, array in layers.arrays_of(config, layer).items()}
 
 
 def name_in_files(name: str, config: LlamaConfig) -> str:
@@ -99,27 +105,29 @@ def name_in_files(name: str, config: LlamaConfig) -> str:
 
 
 @functools.lru_cache(maxsize=8)  # asked for each tensor
-def fields_of_names(config: LlamaConfig) -> Mapping[str, str]:
-    """Returns the field of `LlamaLayer` for each name within some layer."""
-    layers = (layer_tensors(config, i) for i in range(config.num_layers))
-    return {name: field for tensors in layers for field, (name, _) in tensors.items()}
+def arrays_by_name(config: LlamaConfig) -> Mapping[str, tuple[str, Array]]:
+    """Returns the path in some `jlade.models.layers.Layer`, and its description, for each name within a layer."""
+    tensors = (layer_tensors(config, i) for i in range(config.num_layers))
+    return {name: (path, array) for of_layer in tensors for path, (name, array) in of_layer.items()}
+
+
+def array_of(name: str, config: LlamaConfig) -> Array | None:
+    """Returns the description of a tensor of a layer, None for others."""
+    return arrays_by_name(config).get(name.split(".", 3)[-1], (None, None))[1]
 
 
 def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> LlamaParams:
     """Returns parameters with `read(name, shape)` in the place of each tensor."""
     embedding_shape = (config.vocab_size, config.hidden_size)
     norm = "model." + FAMILIES[config.family].tensors.get("norm", "norm.weight")
+
+    def layer(i: int) -> layers.Layer:
+        names = {path: name for path, (name, _) in layer_tensors(config, i).items()}
+        return layers.build(config, i, lambda path, array: read(f"model.layers.{i}.{names[path]}", array.shape))
+
     return LlamaParams(
         embedding=read(EMBEDDING, embedding_shape),
-        layers=tuple(
-            LlamaLayer(
-                **{
-                    field: read(f"model.layers.{i}.{name}", shape)
-                    for field, (name, shape) in layer_tensors(config, i).items()
-                }
-            )
-            for i in range(config.num_layers)
-        ),
+        layers=tuple(map(layer, range(config.num_layers))),
         norm=read(norm, (config.hidden_size,)),
         output=None if config.tie_embeddings else read(OUTPUT, embedding_shape),
         config=config,
@@ -172,8 +180,8 @@ def param_shapes(
 
 def dtype_of_name(name: str, config: LlamaConfig, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     """Returns the dtype of a tensor in a model of a dtype."""
-    field = fields_of_names(config).get(name.split(".", 3)[-1])
-    return dtype if field is None else dtype_of(config, field, dtype)
+    array = array_of(name, config)
+    return dtype if array is None else array.dtype_in(dtype)
 
 
 def scale_shape(shape: Shape) -> Shape:
@@ -185,8 +193,8 @@ def bits_of(name: str, config: LlamaConfig, bits: int | None) -> int | None:
     """Returns the bits that `jlade.models.llama.quantize` gives the elements of a tensor, None for floating point."""
     if name == OUTPUT or (name == EMBEDDING and config.tie_embeddings):
         return None if bits is None else OUTPUT_BITS
-    field = fields_of_names(config).get(name.split(".", 3)[-1])
-    return bits if field is not None and is_matrix(field) else None
+    array = array_of(name, config)
+    return bits if array is not None and array.may_round else None
 
 
 def sharding_for(config: LlamaConfig, sharding: Sharding | None, mesh: Mesh | None) -> Sharding | None:

@@ -15,8 +15,8 @@ from jlade.drafts.sources import Drafts, Sources
 from jlade.mesh import DATA, HEADS, MODEL, Specs, is_shared
 from jlade.models import sharding as model_sharding
 from jlade.models.base import Cache, Decoder, KVCache, Params
+from jlade.models.layers.recurrent import RecurrentState
 from jlade.models.llama import Llama, LlamaParams
-from jlade.models.recurrent import RecurrentState
 
 T = TypeVar("T")
 BATCH = P(DATA)

@@ -1,6 +1,7 @@
 """The programs of a model, compiled for a device that need not be there, and timed where it is attached."""
 
 import dataclasses
+import operator
 import os
 import pathlib
 import statistics
@@ -28,9 +29,9 @@ from jlade.errors import check_int
 from jlade.generation import corpus
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Loop, Sizes
-from jlade.models import quantization
+from jlade.models import layers, quantization
 from jlade.models import sharding as model_sharding
-from jlade.models.architecture import LlamaConfig, is_matrix
+from jlade.models.architecture import LlamaConfig
 from jlade.models.attention import plain
 from jlade.models.llama import Llama, LlamaParams, init_params, quantize
 
@@ -119,8 +120,9 @@ class ModelPrograms(NamedTuple):
         """
         params, _, memory = self.arguments(lookahead)
         matrices: list[Any] = [params.embedding, params.output, params.per_layer]
-        for layer in params.layers:
-            matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
+        for i, layer in enumerate(params.layers):
+            described = layers.arrays_of(params.config, i).items()
+            matrices += [operator.attrgetter(path)(layer) for path, array in described if array.may_round]
         leaves = jax.tree.leaves(matrices, is_leaf=quantization.is_quantized)
         arrays = (leaf.weight if quantization.is_quantized(leaf) else leaf for leaf in leaves)
         weights = (mesh_lib.local_size(x) for x in arrays if x.ndim > 1)
@@ -141,8 +143,8 @@ class ModelPrograms(NamedTuple):
 
     def experts_read(self, tokens: int) -> dict[int, float]:
         """Returns the share of a layer's experts that `tokens` of each sequence choose, by the size of their arrays."""
-        layers = self.placed_params().layers
-        experts = [x for layer in layers for x in jax.tree.leaves(layer.experts) if x.ndim == 3]
+        params = self.placed_params()
+        experts = [x for layer in params.layers for x in jax.tree.leaves(layer.experts) if x.ndim == 3]
         sequences = self.batch_size // mesh_lib.size(self.mesh, mesh_lib.DATA)
         share = self.decoder.config.share_of_experts(sequences * tokens)
         return dict.fromkeys(map(mesh_lib.local_size, experts), share)

@@ -1,13 +1,8 @@
-"""The architecture of a model: a description that the forward pass reads, and the shapes of the arrays it implies."""
+"""The architecture of a model: a description that its layers read."""
 
 import dataclasses
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
-
-from jlade.mesh import HEADS, MODEL
 from jlade.models import rotary
 from jlade.models.attention import Variation
 from jlade.models.base import num_entries
@@ -36,7 +31,7 @@ class Heads(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """Rule and sizes of recurrent layers: see `jlade.models.recurrent`.
+    """Rule and sizes of recurrent layers: see `jlade.models.layers.recurrent`.
 
     Queries, keys and values of a convolution alone are of the model's width, and each element is a head.
     """
@@ -75,8 +70,8 @@ class Recurrence:
 class Multipliers:
     """Factors of numbers in all layers (Falcon-H1).
 
-    Each scales the product of the matrix in the field of `jlade.models.llama.LlamaLayer` with its name; those of inputs
-    scale the normed hidden states that attention, or a recurrent mixer, reads.
+    Each scales the product of a matrix: `attention_` and `recurrent_` precede the names of those of mixers. Those of
+    inputs scale the normed hidden states that attention, or a recurrent mixer, reads.
     """
 
     attention_input: float = 1.0
@@ -95,7 +90,7 @@ class Multipliers:
 
 @dataclasses.dataclass(frozen=True)
 class Latent:
-    """Sizes of multi-head latent attention: see `jlade.models.latent`.
+    """Sizes of multi-head latent attention: see `jlade.models.layers.latent_attention`.
 
     Attributes:
       query_rank: elements of the latent of queries, None for queries that are products of the hidden state.
@@ -157,7 +152,7 @@ class LlamaConfig:
     # The last layers, which read keys and values of the last one before them that also has a window, or none (Gemma 4)
     shared_kv_layers: int = 0
     wide_mlp: bool = False  # whether MLPs of these layers have twice the inner size
-    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.llama.PerLayer`
+    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.layers.PerLayer`
     per_layer_vocab_size: int = 0
 
     # One of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma), and "rms_late" rounds after them (Gemma 4)
@@ -358,138 +353,3 @@ class LlamaConfig:
         for heads, window in zip(self.heads_by_layer, self.windows_by_layer, strict=True):
             by_heads.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks)] = None
         return {heads: tuple(variations) for heads, variations in by_heads.items()}
-
-
-def is_matrix(field: str) -> bool:
-    """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in few bits: not routers."""
-    of_attention = ("query", "key", "value", "output_gate", "attention_output", "query_down", "key_down")
-    recurrent = tuple(f"recurrent_{name}" for name in ("query", "key", "value", "gate", "output"))
-    of_mlp = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down", "experts_input", "experts_output")
-    return field in (*of_attention, *recurrent, *of_mlp, "input_gate", "input_projection")
-
-
-def dtype_of(config: LlamaConfig, field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
-    """Returns the dtype of a field of `jlade.models.llama.LlamaLayer` in a model of a dtype."""
-    is_exact = field == "selection_bias" or (field == "router" and config.float32_router)
-    return jnp.float32 if is_exact else dtype  # whose rounding would choose other experts
-
-
-def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, ...], P]]:
-    """Returns the shape of each array of a layer, and its division on a mesh, by the field of `LlamaLayer`."""
-    c = config
-    hidden, inner = (c.hidden_size,), c.mlp_size(layer)
-    heads = c.heads_of(layer)
-    queries, keys = c.num_heads * heads.size, heads.number * heads.size
-    mixed, query_inputs, latent = queries, c.hidden_size, c.latent
-    if latent is not None:
-        queries, mixed = c.num_heads * latent.query_size, c.num_heads * latent.value_size
-        query_inputs = latent.query_rank or c.hidden_size
-    whole, outputs, inputs, kv = P(), P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
-    qk_norms: dict[str, tuple[tuple[tuple[int, ...], P], ...]] = {
-        "whole": (((queries,), outputs), ((keys,), kv)),
-        "each": (((c.num_heads, heads.size), outputs), ((heads.number, heads.size), kv)),
-    }
-    query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((heads.size,), whole),) * 2)
-    mixes, feeds = c.mlp_layers is None or not c.has_mlp(layer), c.has_mlp(layer)
-    has_mlp_norm = feeds and c.pre_norms and (c.parallel_norm or not c.parallel)
-    has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
-    has_key = layer in c.kv_layers and c.latent is None
-    has_value = has_key and (not c.values_from_keys or c.windows_by_layer[layer] is not None)
-    has_mlp, has_experts, number, expert_inner = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
-    has_gates, has_latent, width = has_experts and c.gated_mlp, has_experts and c.expert_latent > 0, c.expert_width
-    attends, has_own_norms, own_inputs = (
-        layer in c.attention_layers,
-        has_experts and c.separate_experts,
-        c.per_layer_size,
-    )
-    arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
-        "attention_norm": (mixes and c.pre_norms, hidden, whole),
-        "query": (attends, (queries, query_inputs), outputs),
-        "key": (has_key, (keys, c.hidden_size), kv),
-        "value": (has_value, (keys, c.hidden_size), kv),
-        "output_gate": (attends and c.output_gate, (queries, c.hidden_size), outputs),
-        "attention_output": (attends, (c.hidden_size, mixed), inputs),
-        "mlp_norm": (has_mlp_norm, hidden, whole),
-        "gate": (has_mlp and c.gated_mlp, (inner, c.hidden_size), outputs),
-        "up": (has_mlp, (inner, c.hidden_size), outputs),
-        "down": (has_mlp, (c.hidden_size, inner), inputs),
-        "query_bias": (attends and c.qkv_bias, (queries,), outputs),
-        "key_bias": (c.qkv_bias and has_key, (keys,), kv),
-        "value_bias": (c.qkv_bias and has_value, (keys,), kv),
-        "attention_output_bias": (attends and c.attention_output_bias, hidden, whole),
-        "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,), outputs),
-        "up_bias": (has_mlp and c.mlp_bias, (inner,), outputs),
-        "down_bias": (has_mlp and c.mlp_bias, hidden, whole),
-        "query_norm": (attends and has_qk_norm, *query_norm),
-        "key_norm": (has_qk_norm and has_key, *key_norm),
-        "attention_norm_bias": (mixes and c.norm_bias and c.pre_norms, hidden, whole),
-        "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden, whole),
-        "attention_post_norm": (mixes and c.post_norms, hidden, whole),
-        "mlp_post_norm": (feeds and c.post_norms, hidden, whole),
-        "layer_scale": (c.layer_scale, (1,), whole),
-        "sinks": (c.sinks, (c.num_heads,), outputs),
-        "router": (has_experts, (number, c.hidden_size), whole),
-        "router_bias": (has_experts and c.router_bias, (number,), whole),
-        "selection_bias": (has_experts and c.selection_bias, (number,), whole),
-        "shared_router": (has_experts and c.shared_router, (1, c.hidden_size), whole),
-        "expert_gate": (has_gates, (number, width, expert_inner), outputs),
-        "expert_up": (has_experts, (number, width, expert_inner), outputs),
-        "expert_down": (has_experts, (number, expert_inner, width), outputs),
-        "shared_post_norm": (has_own_norms, hidden, whole),
-        "experts_norm": (has_own_norms, hidden, whole),
-        "experts_post_norm": (has_own_norms, hidden, whole),
-        "router_scale": (has_own_norms, hidden, whole),
-        "experts_scales": (has_own_norms, (number,), whole),
-        "input_gate": (own_inputs > 0, (own_inputs, c.hidden_size), whole),
-        "input_projection": (own_inputs > 0, (c.hidden_size, own_inputs), whole),
-        "input_norm": (own_inputs > 0, hidden, whole),
-        "expert_gate_bias": (has_gates and c.mlp_bias, (number, expert_inner), outputs),
-        "expert_up_bias": (has_experts and c.mlp_bias, (number, expert_inner), outputs),
-        "expert_down_bias": (has_experts and c.mlp_bias, (number, width), outputs),
-        "experts_input": (has_latent, (width, c.hidden_size), whole),
-        "experts_output": (has_latent, (c.hidden_size, width), whole),
-    }
-    if latent is not None:
-        query_rank, rank = latent.query_rank or 0, latent.rank
-        arrays |= {
-            "query_down": (query_rank > 0, (query_rank, c.hidden_size), whole),
-            "query_down_norm": (query_rank > 0, (query_rank,), whole),
-            "key_down": (True, (latent.cached_size, c.hidden_size), whole),
-            "key_down_norm": (True, (rank,), whole),
-            "key_up": (True, (c.num_heads * latent.unrotated, rank), outputs),
-            "value_up": (True, (c.num_heads * latent.value_size, rank), outputs),
-        }
-    if layer in c.recurrent_layers:
-        arrays |= _recurrent_arrays(c)
-    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
-
-
-def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[bool, tuple[int, ...], P]]:
-    """Returns the arrays of the mixer of a recurrent layer, with whether it has them."""
-    hidden, sizes = config.hidden_size, config.recurrence
-    assert sizes is not None
-    keys, values, heads = sizes.keys, sizes.values, sizes.value_heads
-    is_delta, is_space, has_bias = sizes.rule == DELTA, sizes.rule == STATE_SPACE, sizes.filter_bias
-    return {
-        "recurrent_output": (True, (hidden, values), P(None, MODEL)),
-        "recurrent_query": (True, (keys, hidden), P(MODEL)),
-        "recurrent_key": (True, (keys, hidden), P(MODEL)),
-        "recurrent_value": (True, (values, hidden), P(MODEL)),
-        "recurrent_gate": (sizes.has_memory, (values, hidden), P(MODEL)),
-        "beta": (is_delta, (heads, hidden), P(MODEL)),
-        "decay": (sizes.has_memory, (heads, hidden), P(MODEL)),
-        "query_filter": (sizes.has_memory, (keys, sizes.taps), P(MODEL)),
-        "key_filter": (sizes.has_memory, (keys, sizes.taps), P(MODEL)),
-        "value_filter": (True, (values, sizes.taps), P(MODEL)),
-        "decay_rate": (sizes.has_memory, (heads,), P(MODEL)),
-        "decay_bias": (sizes.has_memory, (heads,), P(MODEL)),
-        "query_filter_bias": (has_bias and sizes.has_memory, (keys,), P(MODEL)),
-        "key_filter_bias": (has_bias and sizes.has_memory, (keys,), P(MODEL)),
-        "value_filter_bias": (has_bias, (values,), P(MODEL)),
-        "skip": (is_space, (heads,), P(MODEL)),
-        "recurrent_norm": (
-            sizes.has_memory and sizes.norm_place is not None,
-            (values,) if is_space else (sizes.value_size,),
-            P(MODEL) if is_space else P(),
-        ),
-    }

@@ -14,127 +14,20 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import (
-    base,
-    implementations,
-    kernels,
-    kv_rounding,
-    latent,
-    products,
-    quantization,
-    recurrent,
-    rotary,
-)
+from jlade.models import base, implementations, kernels, kv_rounding, layers, products, quantization
 from jlade.models.architecture import LlamaConfig as LlamaConfig
-from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
-from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
-from jlade.models.experts import Experts, mix, route
-from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
+from jlade.models.layers import Layer, PerLayer, recurrent
+from jlade.models.layers.arrays import Array
+from jlade.models.layers.attention import Attention, Context
+from jlade.models.layers.norm import neutral
+from jlade.models.nn import cap, for_each_kind, linear, normalize, scale
 from jlade.models.quantization import dense_shape, is_quantized
 
 # Sizes that blocks are padded to on CPUs, with the smallest block that takes at least as long as one of each size, by
 # the times of a step of 134 M parameters in float32 on two cores of an AMD EPYC.
 PADDED_SIZES = {8: 5, 16: 9, 32: 25, 64: 49, 128: 113}
 OUTPUT_BITS = 8  # of the output matrix of a model in few bits: four cost more than they save
-
-
-@flax.struct.dataclass(kw_only=True)
-class LlamaLayer:
-    """Parameters of one layer.
-
-    Matrices are [out, in], as in the checkpoint: see `linear`. `quantize` makes each one of few bits.
-    """
-
-    attention_norm: jax.Array | None = None  # [E], None for layers without a norm before a mixer
-    # None for layers without attention
-    query: Any = None  # [H * D, E]
-    key: jax.Array | None = None  # [KH * D, E], None too with a latent, or where an earlier layer's keys are read
-    value: jax.Array | None = None  # [KH * D, E], None too where `key` makes the values
-    output_gate: jax.Array | None = None  # [H * D, E], None for models without
-    attention_output: Any = None  # [E, H * D]
-    mlp_norm: jax.Array | None = None  # [E], None for layers without a norm before an MLP
-    gate: jax.Array | None = None  # [F, E], None for models without a gate
-    up: jax.Array | None = None  # [F, E], None for layers without an MLP for all tokens
-    down: jax.Array | None = None  # [E, F]
-    # None for models without
-    query_bias: jax.Array | None = None  # [H * D]
-    key_bias: jax.Array | None = None  # [KH * D]
-    value_bias: jax.Array | None = None  # [KH * D]
-    attention_output_bias: jax.Array | None = None  # [E]
-    gate_bias: jax.Array | None = None  # [F]
-    up_bias: jax.Array | None = None  # [F]
-    down_bias: jax.Array | None = None  # [E]
-    query_norm: jax.Array | None = None  # [D], of each head, [H, D] or [H * D]
-    key_norm: jax.Array | None = None  # [D], of each head, [KH, D] or [KH * D]
-    attention_norm_bias: jax.Array | None = None  # [E]
-    mlp_norm_bias: jax.Array | None = None  # [E]
-    attention_post_norm: jax.Array | None = None  # [E]
-    mlp_post_norm: jax.Array | None = None  # [E]
-    layer_scale: jax.Array | None = None  # [1]
-    sinks: jax.Array | None = None  # [H]
-    router: jax.Array | None = None  # [N, E] for N experts
-    router_bias: jax.Array | None = None  # [N]
-    selection_bias: jax.Array | None = None  # [N] float32
-    shared_router: jax.Array | None = None  # [1, E]
-    expert_gate: jax.Array | None = None  # [N, E, F']: experts are [in, out], as grouped products read them
-    expert_up: jax.Array | None = None  # [N, E, F']
-    expert_down: jax.Array | None = None  # [N, F', E]
-    experts_input: Any = None  # [W, E], of the experts' inputs of W elements, which are E in the three above then
-    experts_output: Any = None  # [E, W]
-    shared_post_norm: jax.Array | None = None  # [E], of the MLP beside experts
-    experts_norm: jax.Array | None = None  # [E], of the experts' input
-    experts_post_norm: jax.Array | None = None  # [E], of their output
-    router_scale: jax.Array | None = None  # [E], of the router's input
-    experts_scales: jax.Array | None = None  # [N], of their weights
-    input_gate: Any = None  # [P, E], for models with embeddings of P numbers for each layer
-    input_projection: Any = None  # [E, P]
-    input_norm: jax.Array | None = None  # [E]
-    expert_gate_bias: jax.Array | None = None  # [N, F']
-    expert_up_bias: jax.Array | None = None  # [N, F']
-    expert_down_bias: jax.Array | None = None  # [N, E]
-    # Of recurrent layers, with HK heads of dk for queries and keys, and HV of dv for values
-    recurrent_query: jax.Array | None = None  # [HK * dk, E]
-    recurrent_key: jax.Array | None = None  # [HK * dk, E]
-    recurrent_value: jax.Array | None = None  # [HV * dv, E]
-    recurrent_gate: jax.Array | None = None  # [HV * dv, E]
-    recurrent_output: jax.Array | None = None  # [E, HV * dv]
-    beta: jax.Array | None = None  # [HV, E]
-    decay: jax.Array | None = None  # [HV, E]
-    query_filter: jax.Array | None = None  # [HK * dk, taps]
-    key_filter: jax.Array | None = None  # [HK * dk, taps]
-    value_filter: jax.Array | None = None  # [HV * dv, taps]
-    decay_rate: jax.Array | None = None  # [HV], its logarithm
-    decay_bias: jax.Array | None = None  # [HV]
-    query_filter_bias: jax.Array | None = None  # [HK * dk]
-    key_filter_bias: jax.Array | None = None  # [HK * dk]
-    value_filter_bias: jax.Array | None = None  # [HV * dv]
-    skip: jax.Array | None = None  # [HV], of the values, to the output
-    recurrent_norm: jax.Array | None = None  # [dv], of each head, or [HV * dv]; None for a gate without a norm
-    # Of a latent of Q elements for queries and one of R for keys and values: see `jlade.models.latent`
-    query_down: jax.Array | None = None  # [Q, E]; `query` is then [H * D, Q]
-    query_down_norm: jax.Array | None = None  # [Q]
-    key_down: jax.Array | None = None  # [R + rotated, E]
-    key_down_norm: jax.Array | None = None  # [R]
-    key_up: jax.Array | None = None  # [H * unrotated, R]
-    value_up: jax.Array | None = None  # [H * V, R], for values of V elements
-
-    @property
-    def experts(self) -> Experts | None:
-        """The experts, None for layers without."""
-        if self.expert_up is None:
-            return None
-        biases = self.expert_gate_bias, self.expert_up_bias, self.expert_down_bias
-        return Experts(self.expert_gate, self.expert_up, cast(Any, self.expert_down), *biases)
-
-
-@flax.struct.dataclass
-class PerLayer:
-    """Embeddings of P numbers for each of L layers (Gemma 3n, Gemma 4 E2B and E4B): parameters that layers share."""
-
-    embedding: jax.Array  # [V'', L * P]
-    projection: jax.Array  # [L * P, E]
-    norm: jax.Array  # [P]
 
 
 @flax.struct.dataclass
@@ -156,7 +49,7 @@ class LlamaParams:
     """
 
     embedding: jax.Array
-    layers: tuple[LlamaLayer, ...]
+    layers: tuple[Layer, ...]
     norm: jax.Array
     output: jax.Array | None
     config: LlamaConfig = flax.struct.field(pytree_node=False)
@@ -261,9 +154,9 @@ class Llama:
         c = self.config
 
         def shape(layer: int, num_entries: int) -> tuple[int, ...]:
-            (number, size), key = c.heads_of(layer), params.layers[layer].key
-            if key is not None:  # those on this device
-                number = dense_shape(key)[0] // size
+            (number, size), attention = c.heads_of(layer), params.layers[layer].attention
+            if isinstance(attention, Attention) and attention.key is not None:  # those on this device
+                number = dense_shape(attention.key)[0] // size
             return batch_size, number, num_entries, size
 
         entries = c.entries_by_layer(capacity)
@@ -277,11 +170,11 @@ class Llama:
             parts = 1 if c.latent is None else 2
             return tuple(jnp.zeros((batch, parts * heads, number)) for batch, heads, number, _ in shapes)
 
-        def state(layer: LlamaLayer) -> recurrent.RecurrentState:
-            assert c.recurrence is not None
-            assert layer.value_filter is not None
-            shards = c.recurrence.values // len(layer.value_filter)
-            return recurrent.init_state(c.recurrence, batch_size, shards, params.norm.dtype)
+        def state(layer: Layer) -> recurrent.RecurrentState:
+            assert layer.recurrent is not None
+            sizes = recurrent.sizes_of(c)
+            shards = sizes.values // len(layer.recurrent.value_filter)
+            return recurrent.init_state(sizes, batch_size, shards, params.norm.dtype)
 
         names = ("keys", "values")[: c.arrays_per_layer]
         arrays: dict[str, Any] = {name: zeros() for name in names}
@@ -326,25 +219,23 @@ class Llama:
         own_inputs: Sequence[jax.Array | None] = [None] * c.num_layers
         if params.per_layer is not None:
             rows = embed(params.per_layer.embedding, c.per_layer_vocab_size)
-            own_inputs = list(jnp.moveaxis(_layer_inputs(params.per_layer, rows, hidden, c), 2, 0))
+            own_inputs = list(jnp.moveaxis(params.per_layer.inputs(rows, hidden, c), 2, 0))
         attend, cached = c.attention_layers, dict(zip(c.kv_layers, cache.layers_of(self._cached_windows), strict=True))
         states = {i: (state, tree) for i, state in zip(c.recurrent_layers, cache.states, strict=True)}
         kept_of_layers, kept_of_states, padded = [], [], dict[int, tuple[jax.Array, ...]]()
-        for i, (layer, source, window, rotation, scales, layer_inputs) in enumerate(
+        for i, (layer, source, window, rotation, scales, own_input) in enumerate(
             zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
+            context = None
             if i in attend:
-                table = cache.table if window is None else None
-                prefix, earlier = (*cached[source], cache.length, table), padded.get(source)
-                context = prefix, block_mask, positions, earlier, layer_inputs, states.get(i)
-                hidden, kept, of_state = _layer(layer, hidden, rotation, scales, *context, decoder=self, window=window)
-                if source == i:
-                    padded[i] = kept
-                    kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
-            elif i in states:
-                hidden, of_state = _recurrent_layer(layer, hidden, *states[i], decoder=self)
-            else:
-                hidden, of_state = _mlp_layer(layer, hidden, decoder=self), None
+                in_cache = cached[source], cache.length, cache.table if window is None else None
+                context = Context(rotation, scales, *in_cache, block_mask, positions, padded.get(source))
+            hidden, kept, of_state = layers.run(
+                layer, hidden, context, states.get(i), own_input, decoder=self, window=window
+            )
+            if i in attend and source == i:
+                padded[i] = kept
+                kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
             if of_state is not None:
                 kept_of_states.append(tuple(array[:, :block_size] for array in of_state if array is not None))
         return hidden[:, :block_size], [*kept_of_layers, *kept_of_states]
@@ -374,221 +265,6 @@ class Llama:
         return dataclasses.replace(
             committed, states=tuple(recurrent.commit(*pair, indices, num_accepted) for pair in states)
         )
-
-
-@functools.partial(jax.jit, static_argnames=("decoder", "window"))
-def _layer(
-    layer: LlamaLayer,
-    hidden: jax.Array,
-    rotation: tuple[jax.Array, jax.Array] | None,
-    query_scales: jax.Array | None,
-    prefix: tuple[Any, ...],
-    block_mask: jax.Array | np.ndarray,
-    positions: jax.Array,
-    earlier: tuple[jax.Array, ...] | None,
-    layer_inputs: jax.Array | None,
-    of_state: tuple[recurrent.RecurrentState, recurrent.Ancestry] | None,
-    *,
-    decoder: Llama,
-    window: int | None,
-) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.RecurrentBlock | None]:
-    """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
-
-    Those are `earlier`, of an earlier layer, for a layer without its own. With a `kv_dtype` they are in 8 bits and
-    followed by their scales. `layer_inputs` [B, T, P] are its own inputs. A layer with a recurrent mixer beside
-    attention has `of_state`, its state and the block's tree, and returns last what it keeps of the block. Under
-    `jax.jit`, layers of one shape are traced and lowered once.
-    """
-    c = decoder.config
-    normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
-    *cached, length, table = prefix
-    if c.latent is None:
-        inputs = scale(normed, c.multipliers.attention_input)
-        queries, *projected = _project(layer, inputs, rotation, query_scales, cached[0].shape[-1], decoder)
-    else:
-        queries, *projected = latent.project(layer, normed, rotation, query_scales, c)
-    split = None if c.latent is None else c.latent.rank
-    if decoder.kv_dtype is not None:
-        projected = list(kv_rounding.round_all(projected, decoder.kv_dtype, split))
-    kept = earlier or tuple(projected)
-    operands = Operands.of(queries, kept, cached, length, block_mask, positions, layer.sinks, table=table)
-    mixed = attend(operands, window, decoder.attention, c.score_scale, c.attention_cap, split)
-    if c.latent is not None:
-        mixed = latent.values(layer, mixed)
-    mixed = mixed.reshape(*hidden.shape[:2], -1)
-    if layer.output_gate is not None:
-        mixed *= jax.nn.sigmoid(linear(normed, layer.output_gate))
-    mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, decoder.axes)
-    mixed, kept_of_state = scale(mixed, c.multipliers.attention_output), None
-    if of_state is not None:
-        beside, kept_of_state = recurrent.mix(layer, normed, *of_state, c, decoder.axes)
-        mixed += beside
-    return _add(layer, hidden, normed, mixed, layer_inputs, decoder), kept, kept_of_state
-
-
-@functools.partial(jax.jit, static_argnames="decoder")
-def _recurrent_layer(
-    layer: LlamaLayer,
-    hidden: jax.Array,
-    state: recurrent.RecurrentState,
-    tree: recurrent.Ancestry,
-    *,
-    decoder: Llama,
-) -> tuple[jax.Array, recurrent.RecurrentBlock]:
-    """Returns the hidden states [B, T, E] after a recurrent layer, and what it keeps of the block."""
-    c = decoder.config
-    normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
-    mixed, kept = recurrent.mix(layer, normed, state, tree, c, decoder.axes)
-    return _add(layer, hidden, normed, mixed, None, decoder), kept
-
-
-@functools.partial(jax.jit, static_argnames="decoder")
-def _mlp_layer(layer: LlamaLayer, hidden: jax.Array, *, decoder: Llama) -> jax.Array:
-    """Returns the hidden states [B, T, E] after a layer that has no mixer."""
-    return _add(layer, hidden, hidden, None, None, decoder)
-
-
-def _add(
-    layer: LlamaLayer,
-    hidden: jax.Array,
-    normed: jax.Array,
-    mixed: jax.Array | None,
-    layer_inputs: jax.Array | None,
-    decoder: Llama,
-) -> jax.Array:
-    """Returns the hidden states [B, T, E] with all that a layer adds: its mixer, its MLP and its own inputs."""
-    c = decoder.config
-    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
-    if c.parallel and layer.mlp_norm is not None:
-        normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    if mixed is not None:
-        hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
-    if layer.up is None and layer.experts is None:
-        return hidden
-    if not c.parallel:
-        normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    added = norm(_feed_forward(layer, hidden, normed, decoder), layer.mlp_post_norm)
-    hidden += scale(added, c.residual_scale)
-    if layer_inputs is not None:
-        gated_inputs = activate(linear(hidden, layer.input_gate), c.activation) * layer_inputs
-        hidden += norm(linear(gated_inputs, layer.input_projection), layer.input_norm)
-    return hidden if layer.layer_scale is None else hidden * jnp.broadcast_to(layer.layer_scale, hidden.shape)
-
-
-def _layer_inputs(per_layer: PerLayer, rows: jax.Array, embedded: jax.Array, config: LlamaConfig) -> jax.Array:
-    """Returns the own inputs [B, T, L, P] of the layers.
-
-    They follow from the rows [B, T, L * P] of `per_layer.embedding` and the inputs [B, T, E] of the first layer.
-    """
-    c, shape = config, (*rows.shape[:2], config.num_layers, config.per_layer_size)
-    # The multiplier is rounded to the dtype of the model, as that of the embedding is.
-    of_tokens = scale(rows, float(np.asarray(c.per_layer_size**0.5, rows.dtype)))
-    projected = scale(linear(embedded, per_layer.projection), c.hidden_size**-0.5)
-    normed = normalize(projected.reshape(shape), per_layer.norm, c.norm, c.norm_eps)
-    return scale(normed + of_tokens.reshape(shape), 2**-0.5)
-
-
-def _project(
-    layer: LlamaLayer,
-    normed: jax.Array,
-    rotation: tuple[jax.Array, jax.Array] | None,
-    query_scales: jax.Array | None,
-    head_dim: int,
-    decoder: Llama,
-) -> list[jax.Array]:
-    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales.
-
-    A layer that reads the keys and values of another has queries alone.
-    """
-    c = decoder.config
-    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
-
-    def norms(*kinds: str) -> tuple[jax.Array | None, jax.Array | None]:
-        return (layer.query_norm, layer.key_norm) if c.qk_norm_kind in kinds else (None, None)
-
-    def project(weight: Any, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
-        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=decoder.axes), head_dim)
-
-    of_queries, of_keys = norms("whole")
-    turned = [project(layer.query, layer.query_bias, of_queries)]  # queries, and keys where the layer has its own
-    values = []
-    if layer.key is not None:
-        turned.append(scale(project(layer.key, layer.key_bias, of_keys), c.multipliers.key))
-        values = [turned[1] if layer.value is None else project(layer.value, layer.value_bias)]
-    turned = list(map(norm, turned, norms("head", "each")))
-    if rotation is not None:
-        turned = [rotary.rotate(x, rotation, c.interleaved_rotary) for x in turned]
-    weights = norms("rotated")
-    if c.qk_norm and c.qk_norm_kind == "weightless" and rotation is not None:
-        weights = (jnp.ones(head_dim, normed.dtype),) * 2
-    queries, *keys = map(norm, turned, weights)
-    if c.value_norm:
-        values = [norm(x, jnp.ones(head_dim, normed.dtype)) for x in values]
-    if query_scales is not None:
-        queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
-    return [queries, *keys, *values]
-
-
-def _feed_forward(layer: LlamaLayer, hidden: jax.Array, normed: jax.Array, decoder: Llama) -> jax.Array:
-    """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
-    if layer.experts is None:
-        return _mlp(layer, normed, decoder)
-    assert layer.router is not None
-    c = decoder.config
-    if c.separate_experts:
-        shared = normalize(_mlp(layer, normed, decoder), layer.shared_post_norm, c.norm, c.norm_eps)
-        return shared + _separate_experts(layer, hidden, decoder)
-    chosen, weights = route(normed, layer.router, layer.router_bias, layer.selection_bias, c)
-    inputs = normed
-    if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
-        inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
-    if layer.experts_input is not None:
-        inputs = linear(inputs, layer.experts_input)
-    mixed = mix(inputs, chosen, weights, layer.experts, c.activation, decoder.axes, decoder.experts)
-    if layer.experts_output is not None:
-        mixed = linear(mixed, layer.experts_output)
-    if layer.up is None:
-        return mixed
-    shared = _mlp(layer, normed, decoder)
-    if layer.shared_router is not None:
-        shared *= jax.nn.sigmoid(linear(normed, layer.shared_router))
-    return mixed + shared
-
-
-def _separate_experts(layer: LlamaLayer, hidden: jax.Array, decoder: Llama) -> jax.Array:
-    """Returns the experts of each token of [B, T, E], with the norms and scales of `LlamaConfig.separate_experts`."""
-    assert layer.experts is not None
-    assert layer.router is not None
-    assert layer.router_scale is not None
-    assert layer.experts_scales is not None
-    c = decoder.config
-    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
-    scaled = norm(hidden, jnp.ones_like(layer.router_scale)) * jnp.broadcast_to(layer.router_scale, hidden.shape)
-    chosen, weights = route(scale(scaled, c.hidden_size**-0.5), layer.router, None, None, c)
-    weights *= layer.experts_scales[chosen].astype(weights.dtype)
-    normed = norm(hidden, layer.experts_norm)
-    mixed = mix(normed, chosen, weights, layer.experts, c.activation, decoder.axes, decoder.experts)
-    return norm(mixed, layer.experts_post_norm)
-
-
-def _mlp(layer: LlamaLayer, normed: jax.Array, decoder: Llama) -> jax.Array:
-    """Returns the MLP of [B, T, E], with a gate if the layer has one."""
-    assert layer.up is not None
-    assert layer.down is not None
-    config, axes = decoder.config, decoder.axes
-    if layer.gate is None:
-        inner = activate(linear(normed, layer.up, layer.up_bias), config.activation)
-        return sum_linear(inner, layer.down, layer.down_bias, axes)
-    # Two inputs keep XLA for GPUs from making one product of two small ones: it would join their weights in each step.
-    again = jax.lax.optimization_barrier(normed) if axes else normed
-    gate, up = linear(normed, layer.gate, layer.gate_bias), linear(again, layer.up, layer.up_bias)
-    if normed.size > normed.shape[-1]:
-        # XLA for TPUs otherwise computes `up` inside the product with `down` for most blocks of 2 to 60 tokens, and
-        # reads `down` in narrow tiles: by its estimate 1.3 times as long as two products for LLaMA 3 8B on a v6e.
-        apart = jax.lax.optimization_barrier
-        gate, up = jax.lax.platform_dependent((gate, up), tpu=apart, default=lambda products: products)
-    inner = gated(scale(gate, config.multipliers.gate), up, config.activation)
-    return scale(sum_linear(inner, layer.down, layer.down_bias, axes), config.multipliers.down)
 
 
 def num_missing(shape: tuple[int, ...]) -> int:
@@ -629,35 +305,27 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
         key, use = jax.random.split(key)
         return jax.random.normal(use, (out_size, in_size), dtype) / np.asarray(math.sqrt(in_size), dtype)
 
-    c = config
-    neutral = (jnp.zeros if c.norm == "rms_plus_one" else jnp.ones)(c.hidden_size, dtype)
-    zeros = jnp.zeros(c.hidden_size, dtype)
-
-    def array(field: str, shape: tuple[int, ...]) -> jax.Array:
-        if field.endswith("norm_bias"):
-            return zeros
-        if field.endswith("norm") and not field.startswith(("query", "key")):
-            return jnp.ones(shape, dtype) if field == "recurrent_norm" else neutral
-        if "scale" in field:
-            return jnp.ones(shape, dtype)
-        if is_matrix(field) and len(shape) == 3:
+    def array(path: str, array: Array) -> jax.Array:
+        shape = array.shape
+        if array.fill is not None:
+            return jnp.full(shape, array.fill, dtype)
+        if len(shape) == 3:  # experts are [in, out]
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
         values = matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0]
-        return values.astype(dtype_of(c, field, dtype))
+        return values.astype(array.dtype_in(dtype))
 
-    layers = tuple(
-        LlamaLayer(**{field: array(field, shape) for field, (shape, _) in layer_arrays(c, i).items()})
-        for i in range(c.num_layers)
-    )
+    c, of_layers = config, None
+    norm = jnp.full(c.hidden_size, neutral(c), dtype)
+    built = tuple(layers.build(c, i, array) for i in range(c.num_layers))
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)
     output_bias = matrix(c.vocab_size, 1)[:, 0] if c.output_bias else None
-    norm_bias, of_layers = zeros if c.norm_bias else None, None
+    norm_bias = jnp.zeros(c.hidden_size, dtype) if c.norm_bias else None
     if c.per_layer_size:
         total = c.num_layers * c.per_layer_size
         tables = matrix(c.per_layer_vocab_size, total), matrix(total, c.hidden_size)
         of_layers = PerLayer(*tables, jnp.ones(c.per_layer_size, dtype))
-    return LlamaParams(embedding, layers, neutral, output, config, norm_bias, output_bias, of_layers)
+    return LlamaParams(embedding, built, norm, output, config, norm_bias, output_bias, of_layers)
 
 
 def quantize(
@@ -671,7 +339,7 @@ def quantize(
     Args:
       bits: 8 or 4.
       shards: devices that a mesh divides the model among, whose parts of a matrix then have whole groups.
-      importance: of the inputs of the matrices of each layer [in], by field, for four bits: a result of
+      importance: of the inputs of the matrices of each layer [in], by path, for four bits: a result of
         `jlade.conversion.calibration.mean_squares`.
 
     Raises:
@@ -684,12 +352,14 @@ def quantize(
             return matrix
         return quantization.quantize(matrix, bits, shards, of_inputs)
 
-    def rounded_layer(layer: LlamaLayer, of_inputs: Mapping[str, Any]) -> LlamaLayer:
-        names = (field.name for field in dataclasses.fields(layer) if is_matrix(field.name))
-        matrices = {name: rounded(getattr(layer, name), bits, of_inputs.get(name)) for name in names}
-        return dataclasses.replace(layer, **matrices)
+    def rounded_layer(number: int, layer: Layer, of_inputs: Mapping[str, Any]) -> Layer:
+        def change(path: str, array: Array, value: Any) -> Any:
+            return rounded(value, bits, of_inputs.get(path)) if array.may_round else value
+
+        return layers.changed(params.config, number, layer, change)
 
     name = "embedding" if params.output is None else "output"
     output = rounded(getattr(params, name), OUTPUT_BITS)
-    layers = tuple(map(rounded_layer, params.layers, importance or [{}] * len(params.layers)))
-    return dataclasses.replace(params, layers=layers, **{name: output})
+    numbers, known = range(len(params.layers)), importance or [{}] * len(params.layers)
+    rounded_layers = tuple(map(rounded_layer, numbers, params.layers, known))
+    return dataclasses.replace(params, layers=rounded_layers, **{name: output})

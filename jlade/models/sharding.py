@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL, Specs
-from jlade.models.architecture import layer_arrays
+from jlade.models import layers
 from jlade.models.grouped import is_grouped
-from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
+from jlade.models.layers import Layer
+from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
 
 
@@ -72,9 +73,10 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
     divides = params.config.vocab_size % mesh_lib.size(mesh, *MODEL) == 0
     vocabulary = P(MODEL) if divides else P()
 
-    def layer_specs(number: int, layer: LlamaLayer) -> LlamaLayer:
-        arrays = layer_arrays(params.config, number).items()
-        return LlamaLayer(**{field: matrix_spec(getattr(layer, field), spec, mesh) for field, (_, spec) in arrays})
+    def layer_specs(number: int, layer: Layer) -> Layer:
+        return layers.changed(
+            params.config, number, layer, lambda _, array, value: matrix_spec(value, array.spec, mesh)
+        )
 
     of_layers: Any = params.per_layer
     if of_layers is not None:

@@ -279,7 +279,7 @@ def test_commands_load_an_adapter(small_demo, tmp_path):
     given = ["--adapter", str(tmp_path / "adapter")]
     params, _ = arguments.load(generate.parser().parse_args(["--model", str(small_demo), *given]))
     assert_equal(params, load_hf(small_demo, adapter=tmp_path / "adapter"))
-    assert (params.layers[0].query != load_hf(small_demo).layers[0].query).any()
+    assert (params.layers[0].attention.query != load_hf(small_demo).layers[0].attention.query).any()
     with pytest.raises(ValueError, match=r"--adapter .*/adapter needs --model, the model that it was trained on"):
         arguments.load(generate.parser().parse_args(given))
 

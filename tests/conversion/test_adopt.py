@@ -1,6 +1,7 @@
 """Parameters from the arrays of other JAX programs."""
 
 import dataclasses
+import operator
 import re
 from typing import NamedTuple
 
@@ -156,23 +157,28 @@ MIXTURE = dataclasses.replace(
 GEMMA = dataclasses.replace(LLAMA, model_type="gemma2", norm="rms_plus_one", tie_embeddings=True, post_norms=True)
 EVERY_HEAD = dataclasses.replace(GEMMA, num_kv_heads=4, model_type="gemma", post_norms=False)
 
-HEADS = {"query": "e,ehd->hd", "key": "e,ekd->kd", "value": "e,ekd->kd", "attention_output": "hd,hde->e"}
-MLP = {"gate": "e,ef->f", "up": "e,ef->f", "down": "f,fe->e"}
+HEADS = {
+    "attention.query": "e,ehd->hd",
+    "attention.key": "e,ekd->kd",
+    "attention.value": "e,ekd->kd",
+    "attention.output": "hd,hde->e",
+}
+MLP = {"mlp.gate": "e,ef->f", "mlp.up": "e,ef->f", "mlp.down": "f,fe->e"}
 OF_MLP = "wi_0", "wi_1", "wo"  # MaxText's names of gate, product and output
-EXPERTS = {"expert_gate": "e,nex->nx", "expert_up": "e,nex->nx", "expert_down": "x,nxe->ne"}
+EXPERTS = {"mixture.gate": "e,nex->nx", "mixture.up": "e,nex->nx", "mixture.down": "x,nxe->ne"}
 OF_TUNIX = {
-    "attention_norm": ("e,e->e", "input_layernorm.w"),
-    "mlp_norm": ("e,e->e", "post_attention_layernorm.w"),
+    "mixer_norm.weight": ("e,e->e", "input_layernorm.w"),
+    "mlp_norm.weight": ("e,e->e", "post_attention_layernorm.w"),
 } | {field: (HEADS[field], f"attn.{name}_proj.w") for field, name in zip(HEADS, "qkvo", strict=True)}
 OF_GEMMA = {
-    "attention_norm": ("e,e->e", "pre_attention_norm.scale"),
-    "mlp_norm": ("e,e->e", "pre_ffw_norm.scale"),
-    "attention_output": (HEADS["attention_output"], "attn.attn_vec_einsum.w"),
-    "down": (MLP["down"], "mlp.linear"),
+    "mixer_norm.weight": ("e,e->e", "pre_attention_norm.scale"),
+    "mlp_norm.weight": ("e,e->e", "pre_ffw_norm.scale"),
+    "attention.output": (HEADS["attention.output"], "attn.attn_vec_einsum.w"),
+    "mlp.down": (MLP["mlp.down"], "mlp.linear"),
 }
 OF_MAXTEXT = {
-    "attention_norm": ("e,e->e", "pre_self_attention_layer_norm.scale"),
-    "mlp_norm": ("e,e->e", "post_self_attention_layer_norm.scale"),
+    "mixer_norm.weight": ("e,e->e", "pre_self_attention_layer_norm.scale"),
+    "mlp_norm.weight": ("e,e->e", "post_self_attention_layer_norm.scale"),
 } | {
     field: (HEADS[field], f"self_attention.{name}.kernel")
     for field, name in zip(HEADS, ("query", "key", "value", "out"), strict=True)
@@ -204,11 +210,11 @@ KINDS = {
         "layers.{}.",
         WHOLE_TUNIX,
         OF_TUNIX
-        | {field: (MLP[field], f"mlp.{field}_proj.kernel") for field in MLP}
+        | {field: (MLP[field], f"{field}_proj.kernel") for field in MLP}
         | {
-            "query_bias": ("b,b->b", "attn.q_bias"),
-            "key_bias": ("c,c->c", "attn.k_bias"),
-            "value_bias": ("c,c->c", "attn.v_bias"),
+            "attention.query_bias": ("b,b->b", "attn.q_bias"),
+            "attention.key_bias": ("c,c->c", "attn.k_bias"),
+            "attention.value_bias": ("c,c->c", "attn.v_bias"),
         },
         QWEN,
     ),
@@ -217,11 +223,11 @@ KINDS = {
         WHOLE_TUNIX,
         OF_TUNIX
         | {
-            "query_norm": ("d,d->d", "attn.q_norm.w"),
-            "key_norm": ("d,d->d", "attn.k_norm.w"),
-            "router": ("e,en->n", "mlp.router.kernel"),
+            "attention.query_norm": ("d,d->d", "attn.q_norm.w"),
+            "attention.key_norm": ("d,d->d", "attn.k_norm.w"),
+            "mixture.router": ("e,en->n", "mlp.router.kernel"),
         }
-        | {field: (EXPERTS[field], f"mlp.{field.removeprefix('expert_')}_proj") for field in EXPERTS},
+        | {field: (EXPERTS[field], f"mlp.{field.removeprefix('mixture.')}_proj") for field in EXPERTS},
         MIXTURE,
     ),
     "gemma": Kind(
@@ -229,11 +235,11 @@ KINDS = {
         WHOLE_GEMMA,
         OF_GEMMA
         | {
-            "query": ("e,hed->hd", "attn.q_einsum.w"),
-            "key value": ("e,pked->pkd", "attn.kv_einsum.w"),
-            "gate up": ("e,pfe->pf", "mlp.gating_einsum"),
-            "attention_post_norm": ("e,e->e", "post_attention_norm.scale"),
-            "mlp_post_norm": ("e,e->e", "post_ffw_norm.scale"),
+            "attention.query": ("e,hed->hd", "attn.q_einsum.w"),
+            "attention.key attention.value": ("e,pked->pkd", "attn.kv_einsum.w"),
+            "mlp.gate mlp.up": ("e,pfe->pf", "mlp.gating_einsum"),
+            "mixer_post_norm.weight": ("e,e->e", "post_attention_norm.scale"),
+            "mlp_post_norm.weight": ("e,e->e", "post_ffw_norm.scale"),
         },
         GEMMA,
     ),
@@ -242,8 +248,8 @@ KINDS = {
         {field: (equation, f"transformer/{name}") for field, (equation, name) in WHOLE_GEMMA.items()},
         OF_GEMMA
         | {
-            "query key value": ("e,qhed->qhd", "attn.qkv_einsum.w"),
-            "gate up": ("e,pef->pf", "mlp.gating_einsum"),
+            "attention.query attention.key attention.value": ("e,qhed->qhd", "attn.qkv_einsum.w"),
+            "mlp.gate mlp.up": ("e,pef->pf", "mlp.gating_einsum"),
         },
         EVERY_HEAD,
     ),
@@ -252,9 +258,9 @@ KINDS = {
         WHOLE_MAXTEXT,
         OF_MAXTEXT
         | {
-            "query_norm": ("d,d->d", "self_attention.query_norm.scale"),
-            "key_norm": ("d,d->d", "self_attention.key_norm.scale"),
-            "router": ("e,en->n", "moe_block.gate.kernel"),
+            "attention.query_norm": ("d,d->d", "self_attention.query_norm.scale"),
+            "attention.key_norm": ("d,d->d", "self_attention.key_norm.scale"),
+            "mixture.router": ("e,en->n", "moe_block.gate.kernel"),
         }
         | {field: (EXPERTS[field], f"moe_block.{name}") for field, name in zip(EXPERTS, OF_MLP, strict=True)},
         MIXTURE,
@@ -267,7 +273,7 @@ KINDS["MaxText, Qwen3"] = Kind(
     {
         field: row
         for field, row in KINDS["MaxText, Qwen3 with experts"].arrays.items()
-        if "expert" not in field and field != "router"
+        if not field.startswith("mixture.")
     }
     | MAXTEXT_MLP,
     dataclasses.replace(LLAMA, qk_norm=True),
@@ -319,7 +325,7 @@ def test_products_are_those_of_a_layouts_own_equations(name, form):
             expected = np.einsum(equation, x, tree[before + of_array].astype(float))
             results = expected[None] if " " not in fields else expected
             for field, result in zip(fields.split(), results, strict=True):
-                found = multiply(getattr(arrays, field), x)
+                found = multiply(operator.attrgetter(field)(arrays), x)
                 np.testing.assert_allclose(found.ravel(), result.ravel(), atol=1e-4, err_msg=field)
 
 
@@ -353,7 +359,7 @@ def test_scores_of_maxtexts_llama(scaling):
         np.einsum("e,ehd->hd", x, tree[prefix + "query.kernel"])[::2],
         np.einsum("e,ekd->kd", y, tree[prefix + "key.kernel"]),
     )
-    ours = multiply(layer.query, x).reshape(4, 6)[::2], multiply(layer.key, y).reshape(2, 6)
+    ours = multiply(layer.attention.query, x).reshape(4, 6)[::2], multiply(layer.attention.key, y).reshape(2, 6)
     expected = scores(*theirs, halves if scaling is None else neighbours)
     np.testing.assert_allclose(scores(*ours, halves) / np.sqrt(6), expected, atol=1e-4)
 

@@ -1,5 +1,7 @@
 """Four bits that are rounded for the inputs of some text."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,13 @@ import pytest
 import jlade
 from jlade.cli import main
 from jlade.conversion.calibration import mean_squares
-from jlade.models import layers
+from jlade.models import nn
 from jlade.models.grouped import quantize_in_groups
 from jlade.models.llama import quantize
 from tests.conversion.hf_files import DEMO, assert_equal
 from tests.tiny import tiny_llama
+
+MATRICES = {f"attention.{name}" for name in ("query", "key", "value", "output")} | {"mlp.gate", "mlp.up", "mlp.down"}
 
 
 def test_the_mean_squares_are_those_of_every_product(monkeypatch):
@@ -20,13 +24,13 @@ def test_the_mean_squares_are_those_of_every_product(monkeypatch):
     tokens = np.random.default_rng(0).integers(0, 13, 21).tolist()  # two windows of 8; the rest is left out
     found = mean_squares(params, tokens)
     expected = {}
-    multiply = layers._multiply
+    multiply = nn._multiply
 
     def record(x, weight):
         expected.setdefault(id(weight), []).append(np.square(np.asarray(x)).reshape(-1, x.shape[-1]))
         return multiply(x, weight)
 
-    monkeypatch.setattr(layers, "_multiply", record)
+    monkeypatch.setattr(nn, "_multiply", record)
     with jax.disable_jit():
         for begin in (0, 8):
             window = jnp.asarray(tokens[begin : begin + 8])[None]
@@ -34,9 +38,9 @@ def test_the_mean_squares_are_those_of_every_product(monkeypatch):
             params.decoder.forward(params, window, jnp.arange(8)[None], cache, np.tri(8, dtype=bool))
     assert len(found) == len(params.layers)
     for layer, of_layer in zip(params.layers, found, strict=True):
-        assert of_layer.keys() == {"query", "key", "value", "attention_output", "gate", "up", "down"}
+        assert of_layer.keys() == MATRICES
         for field, squares in of_layer.items():
-            rows = np.concatenate(expected[id(getattr(layer, field))])
+            rows = np.concatenate(expected[id(operator.attrgetter(field)(layer))])
             assert len(rows) == 16
             np.testing.assert_allclose(squares, rows.mean(axis=0), rtol=1e-4)
 

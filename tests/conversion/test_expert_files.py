@@ -1,6 +1,7 @@
 """Experts in files of Hugging Face's format: MXFP4, several files, devices that hold some of them, and errors."""
 
 import json
+import operator
 
 import jax
 import numpy as np
@@ -21,7 +22,6 @@ from tests.tiny import slow_but
 MIXTURE = {"num_experts": 4, "expert_size": 64, "experts_per_token": 2}
 LATENT = {"latent": Latent(12, rank=16, rotated=4, unrotated=8, value_size=6), "num_kv_heads": 1, "head_dim": 20}
 LATENT |= {"rotary_dim": 4, "interleaved_rotary": True}
-FIELDS = ("expert_gate", "expert_up", "expert_down", "expert_gate_bias", "expert_down_bias")
 
 
 def random_params(model_type, **changes):
@@ -65,14 +65,14 @@ def test_mxfp4_is_read_as_by_transformers(gpt_oss, tmp_path):
             ).numpy()
             for name in ("gate_up_proj", "down_proj")
         )
-        np.testing.assert_array_equal(layer.expert_gate, gate_up[..., ::2])
-        np.testing.assert_array_equal(layer.expert_up, gate_up[..., 1::2])
-        np.testing.assert_array_equal(layer.expert_down, down)
-        np.testing.assert_array_equal(layer.expert_up_bias, gpt_oss.layers[i].expert_up_bias)
-        for field in ("expert_gate", "expert_up", "expert_down"):
-            matrix = getattr(kept.layers[i], field)
+        np.testing.assert_array_equal(layer.mixture.gate, gate_up[..., ::2])
+        np.testing.assert_array_equal(layer.mixture.up, gate_up[..., 1::2])
+        np.testing.assert_array_equal(layer.mixture.down, down)
+        np.testing.assert_array_equal(layer.mixture.up_bias, gpt_oss.layers[i].mixture.up_bias)
+        for field in ("mixture.gate", "mixture.up", "mixture.down"):
+            matrix = operator.attrgetter(field)(kept.layers[i])
             assert (matrix.group, matrix.weight.dtype, matrix.scale.dtype) == (32, "uint8", "bfloat16")
-            np.testing.assert_array_equal(matrix.values(), getattr(layer, field))
+            np.testing.assert_array_equal(matrix.values(), operator.attrgetter(field)(layer))
 
 
 @pytest.mark.parametrize("kind", ["hf", "jlade"])
@@ -163,7 +163,7 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     found += [load_hf(tmp_path / "hf", "float32", bits=8, mesh=mesh), conversion.load(tmp_path / "int8", mesh=mesh)]
     for got, wanted in zip(found, [params, *[quantize(params)] * 3], strict=True):
         assert_same_arrays(got, wanted)
-    experts = found[0].layers[1].expert_up
+    experts = found[0].layers[1].mixture.up
     assert [shard.data.shape[0] for shard in experts.addressable_shards[:4]] == [1, 1, 1, 1]
 
 

@@ -473,9 +473,11 @@ def test_routers_of_ernie_4_5_stay_in_float32(tmp_path):
     shape = {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24}
     _, params = checkpoint("Ernie4_5_Moe", shape, tmp_path / "published")
     rounded = load_hf(tmp_path / "published", "bfloat16")
-    assert {x.dtype.name for x in (rounded.layers[1].router, rounded.layers[1].selection_bias)} == {"float32"}
-    assert rounded.layers[1].up.dtype == "bfloat16"
-    np.testing.assert_array_equal(rounded.layers[1].router, params.layers[1].router)
+    assert {x.dtype.name for x in (rounded.layers[1].mixture.router, rounded.layers[1].mixture.selection_bias)} == {
+        "float32"
+    }
+    assert rounded.layers[1].mlp.up.dtype == "bfloat16"
+    np.testing.assert_array_equal(rounded.layers[1].mixture.router, params.layers[1].mixture.router)
     for save, load, name in ((save_hf, load_hf, "hf"), (conversion.save, conversion.load, "own")):
         save(rounded, tmp_path / name)
         again = load(tmp_path / name, "auto")
@@ -646,7 +648,7 @@ def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
         assert capsys.readouterr().err.count("left out are vision_config") == 1
         again, _ = jlade.load(tmp_path / kind, dtype="float32")
         assert dataclasses.replace(again.config, eos_ids=()) == dataclasses.replace(params.config, eos_ids=())
-        np.testing.assert_array_equal(again.layers[1].down, params.layers[1].down)
+        np.testing.assert_array_equal(again.layers[1].mlp.down, params.layers[1].mlp.down)
 
 
 @pytest.mark.filterwarnings("ignore:.*only the text part")

@@ -69,29 +69,32 @@ def test_values_are_those_that_transformers_dequantizes(case, tmp_path):
         prefix = f"model.layers.{i}."
         if layer.experts is not None:
             joined = state[f"{prefix}mlp.experts.gate_up_proj"]
-            found = np.concatenate([layer.expert_gate, layer.expert_up], axis=2).swapaxes(1, 2)
+            found = np.concatenate([layer.mixture.gate, layer.mixture.up], axis=2).swapaxes(1, 2)
             np.testing.assert_array_equal(found, joined)
         if case == "deepseek_v3":
             heads = state[f"{prefix}self_attn.kv_b_proj.weight"].reshape(4, 24, 32)
-            np.testing.assert_array_equal(layer.key_up, heads[:, :12].reshape(-1, 32))
-            np.testing.assert_array_equal(layer.value_up, heads[:, 12:].reshape(-1, 32))
-            np.testing.assert_array_equal(layer.key_down, state[f"{prefix}self_attn.kv_a_proj_with_mqa.weight"])
+            np.testing.assert_array_equal(layer.attention.key_up, heads[:, :12].reshape(-1, 32))
+            np.testing.assert_array_equal(layer.attention.value_up, heads[:, 12:].reshape(-1, 32))
+            np.testing.assert_array_equal(
+                layer.attention.key_down, state[f"{prefix}self_attn.kv_a_proj_with_mqa.weight"]
+            )
         elif case == "phi3":
             np.testing.assert_array_equal(
-                np.concatenate([layer.query, layer.key, layer.value]), state[f"{prefix}self_attn.qkv_proj.weight"]
+                np.concatenate([layer.attention.query, layer.attention.key, layer.attention.value]),
+                state[f"{prefix}self_attn.qkv_proj.weight"],
             )
             joined = state[f"{prefix}mlp.gate_up_proj.weight"]
-            np.testing.assert_array_equal(np.concatenate([layer.gate, layer.up]), joined)
+            np.testing.assert_array_equal(np.concatenate([layer.mlp.gate, layer.mlp.up]), joined)
         elif case == "qwen3":
-            np.testing.assert_array_equal(layer.down, state[f"{prefix}mlp.down_proj.weight"])
-            np.testing.assert_array_equal(layer.key, state[f"{prefix}self_attn.k_proj.weight"])
+            np.testing.assert_array_equal(layer.mlp.down, state[f"{prefix}mlp.down_proj.weight"])
+            np.testing.assert_array_equal(layer.attention.key, state[f"{prefix}self_attn.k_proj.weight"])
 
 
 def test_blocks_at_the_edges_are_smaller(tmp_path):
     values = write(tmp_path / "fp8", "qwen3", 128, 128)  # of 160 rows
     params = load_hf(tmp_path / "fp8", "float32")
-    np.testing.assert_array_equal(params.layers[1].up, values["model.layers.1.mlp.up_proj.weight"])
-    np.testing.assert_array_equal(params.layers[1].down, values["model.layers.1.mlp.down_proj.weight"])
+    np.testing.assert_array_equal(params.layers[1].mlp.up, values["model.layers.1.mlp.up_proj.weight"])
+    np.testing.assert_array_equal(params.layers[1].mlp.down, values["model.layers.1.mlp.down_proj.weight"])
 
 
 @pytest.mark.parametrize("case", ["phi3", "qwen3_moe", "deepseek_v3"])

@@ -1,5 +1,6 @@
 """GGUF files against the gguf package and transformers, whole, in parts and broken."""
 
+import operator
 import os
 import sys
 import tracemalloc
@@ -35,21 +36,21 @@ def test_tensors_are_those_of_the_gguf_package_bit_for_bit(kind, tmp_path):
     np.testing.assert_array_equal(params.norm, expected["output_norm.weight"])
     (layer,) = params.layers
     fields = {
-        "attention_norm": "attn_norm",
-        "query": "attn_q",
-        "key": "attn_k",
-        "value": "attn_v",
-        "attention_output": "attn_output",
-        "mlp_norm": "ffn_norm",
-        "gate": "ffn_gate",
-        "up": "ffn_up",
-        "down": "ffn_down",
+        "mixer_norm.weight": "attn_norm",
+        "attention.query": "attn_q",
+        "attention.key": "attn_k",
+        "attention.value": "attn_v",
+        "attention.output": "attn_output",
+        "mlp_norm.weight": "ffn_norm",
+        "mlp.gate": "ffn_gate",
+        "mlp.up": "ffn_up",
+        "mlp.down": "ffn_down",
     }
     for field, name in fields.items():
         wanted = expected[f"blk.0.{name}.weight"]
-        if field in ("query", "key"):
+        if field in ("attention.query", "attention.key"):
             wanted = halves_apart(wanted, 32)
-        assert np.asarray(getattr(layer, field)).tobytes() == np.ascontiguousarray(wanted).tobytes()
+        assert np.asarray(operator.attrgetter(field)(layer)).tobytes() == np.ascontiguousarray(wanted).tobytes()
     rounded = jax.tree.map(lambda array: array.astype(jnp.bfloat16), params)
     for got, wanted in zip(jax.tree.leaves(load_gguf(file, "bfloat16")), jax.tree.leaves(rounded), strict=True):
         np.testing.assert_array_equal(got, wanted)

@@ -111,7 +111,7 @@ def test_experts_are_those_of_the_file(kind, tmp_path):
     for number, layer in enumerate(params.layers):
         for field in ("gate", "up", "down"):
             wanted = np.swapaxes(stored[f"blk.{number}.ffn_{field}_exps.weight"], 1, 2)
-            np.testing.assert_array_equal(getattr(layer, f"expert_{field}"), wanted)
+            np.testing.assert_array_equal(getattr(layer.mixture, field), wanted)
     mesh = jlade.make_mesh(model=4)
     assert_placed(load_gguf(file, mesh=mesh), params, mesh)
 
@@ -123,11 +123,11 @@ def test_fused_matrices_are_divided(kind, tmp_path):
     params, stored = load_gguf(file), reference(file)
     for number, layer in enumerate(params.layers):
         qkv, gate_up = (stored[f"blk.{number}.{name}.weight"] for name in ("attn_qkv", "ffn_up"))
-        np.testing.assert_array_equal(layer.query, qkv[:32])
-        np.testing.assert_array_equal(layer.key, qkv[32:48])
-        np.testing.assert_array_equal(layer.value, qkv[48:])
-        np.testing.assert_array_equal(layer.gate, gate_up[:64])
-        np.testing.assert_array_equal(layer.up, gate_up[64:])
+        np.testing.assert_array_equal(layer.attention.query, qkv[:32])
+        np.testing.assert_array_equal(layer.attention.key, qkv[32:48])
+        np.testing.assert_array_equal(layer.attention.value, qkv[48:])
+        np.testing.assert_array_equal(layer.mlp.gate, gate_up[:64])
+        np.testing.assert_array_equal(layer.mlp.up, gate_up[64:])
     sizes = []
     load_gguf(file, progress=sizes.append)
     assert sum(sizes) == sum(tensor.n_bytes for tensor in gguf.GGUFReader(file).tensors)

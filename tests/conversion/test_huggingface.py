@@ -1,6 +1,7 @@
 """Loading Hugging Face directories, intact and broken."""
 
 import json
+import operator
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +21,11 @@ def test_every_tensor_is_in_its_field(tmp_path):
     np.testing.assert_array_equal(params.embedding, tensors["model.embed_tokens.weight"])
     np.testing.assert_array_equal(params.norm, tensors["model.norm.weight"])
     np.testing.assert_array_equal(params.output, tensors["lm_head.weight"])
-    fields = ["attention_norm", "query", "key", "value", "attention_output", "mlp_norm", "gate", "up", "down"]
+    attention = [f"attention.{name}" for name in ("query", "key", "value", "output")]
+    fields = ["mixer_norm.weight", *attention, "mlp_norm.weight", "mlp.gate", "mlp.up", "mlp.down"]
     for i, layer in enumerate(params.layers):
         for field, name in zip(fields, LAYER, strict=True):
-            np.testing.assert_array_equal(getattr(layer, field), tensors[f"model.layers.{i}.{name}.weight"])
+            np.testing.assert_array_equal(operator.attrgetter(field)(layer), tensors[f"model.layers.{i}.{name}.weight"])
     assert params.config.head_dim == 2
     assert params.config.eos_ids == (2,)
 
@@ -38,7 +40,7 @@ def test_several_files(tmp_path):
         save_file({name: tensors[name] for name in part}, tmp_path / file)
     weight_map = {name: file for file, part in parts.items() for name in part}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    np.testing.assert_array_equal(load_hf(tmp_path, "float32").layers[1].down, whole.layers[1].down)
+    np.testing.assert_array_equal(load_hf(tmp_path, "float32").layers[1].mlp.down, whole.layers[1].mlp.down)
     (tmp_path / "model-2-of-2.safetensors").unlink()
     with pytest.raises(
         ValueError, match=r"model-2-of-2\.safetensors is missing, though model\.safetensors\.index\.json"
@@ -58,7 +60,7 @@ def test_tied_and_redundant_tensors(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16, np.float16])
 def test_dtype(dtype, tmp_path):
     params = load_hf(write_checkpoint(tmp_path), dtype)
-    assert params.layers[0].gate.dtype == jnp.dtype(dtype)
+    assert params.layers[0].mlp.gate.dtype == jnp.dtype(dtype)
 
 
 def test_the_default_dtype_on_a_cpu_is_float32(tmp_path):

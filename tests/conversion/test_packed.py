@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 
 import jax
 import ml_dtypes
@@ -14,7 +15,7 @@ from jlade.conversion import load_hf, save_hf
 from jlade.conversion.memory import load_held
 from jlade.conversion.weight_files import read_header
 from jlade.models.architecture import DELTA, Latent, Recurrence
-from jlade.models.grouped import GroupedMatrix
+from jlade.models.grouped import GroupedMatrix, is_grouped
 from jlade.models.llama import LlamaConfig, init_params
 from tests.conversion.hf_files import assert_same_arrays, change_config
 from tests.conversion.packed_files import awq, compressed, gptq
@@ -24,7 +25,7 @@ from tests.tiny import PAPER, slow, slow_but
 
 SHAPE = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
 SHAPE |= {"num_kv_heads": 2, "head_dim": 16, "max_positions": 64, "norm_eps": 1e-5}
-FIELDS = ("query", "key", "value", "attention_output", "gate", "up", "down")
+FIELDS = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.gate", "mlp.up", "mlp.down")
 NAMES = [f"self_attn.{kind}_proj" for kind in "qkvo"] + [f"mlp.{kind}_proj" for kind in ("gate", "up", "down")]
 
 
@@ -137,7 +138,7 @@ def write(directory, name, seed=0, **changes):
 def matrices(params):
     """Returns the matrices of the layers by their names in files."""
     return {
-        f"model.layers.{i}.{name}.weight": getattr(layer, field)
+        f"model.layers.{i}.{name}.weight": operator.attrgetter(field)(layer)
         for i, layer in enumerate(params.layers)
         for name, field in zip(NAMES, FIELDS, strict=True)
     }
@@ -232,12 +233,12 @@ def test_arrays_are_those_of_a_model_in_floating_point(model_type, tmp_path):
         kept = load_hf(tmp_path / "model", "float32", bits=4, mesh=mesh)
         number = 0
         for layer, of_dense in zip(kept.layers, expected.layers, strict=True):
-            for field in dataclasses.fields(layer):
-                matrix = getattr(layer, field.name)
+            for path, matrix in jax.tree.leaves_with_path(layer, is_leaf=is_grouped):
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
                 if isinstance(matrix, GroupedMatrix) and matrix.scale.dtype == "float16":  # others are rounded
                     number += 1
                     found = matrix.values() if matrix.weight.ndim > 2 else matrix.values().T
-                    np.testing.assert_array_equal(found, getattr(of_dense, field.name), err_msg=field.name)
+                    np.testing.assert_array_equal(found, operator.attrgetter(name)(of_dense), err_msg=name)
         assert number >= 12
 
 

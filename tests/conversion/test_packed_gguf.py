@@ -1,5 +1,7 @@
 """Matrices of GGUF files in the four or eight bits that the files hold, against the package gguf."""
 
+import operator
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -42,9 +44,10 @@ def test_elements_are_those_of_the_gguf_package_bit_for_bit(kind, tmp_path):
     file = write(tmp_path / "model.gguf", kind=kind, **WIDE)
     params, expected = load_gguf(file, "float32", bits=8), reference(file)
     (layer,) = params.layers
-    names = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "attention_output": "attn_output"}
-    names |= {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
-    matrices = {f"blk.0.{name}.weight": getattr(layer, field) for field, name in names.items()}
+    names = {f"attention.{name}": f"attn_{name[0]}" for name in ("query", "key", "value")}
+    names |= {"attention.output": "attn_output"}
+    names |= {"mlp.gate": "ffn_gate", "mlp.up": "ffn_up", "mlp.down": "ffn_down"}
+    matrices = {f"blk.0.{name}.weight": operator.attrgetter(field)(layer) for field, name in names.items()}
     for name, matrix in (matrices | {"output.weight": params.output}).items():
         wanted = expected[name]
         if "attn_q" in name or "attn_k" in name:
@@ -55,8 +58,8 @@ def test_elements_are_those_of_the_gguf_package_bit_for_bit(kind, tmp_path):
     if kind in FOUR:
         assert_equal(load_gguf(file, "float32", bits=4), params)
     else:  # four bits are fewer than those of the file
-        rounded = load_gguf(file, "float32", bits=4).layers[0].gate
-        assert_same_arrays(rounded, quantize(load_gguf(file, "float32").layers[0].gate, 4))
+        rounded = load_gguf(file, "float32", bits=4).layers[0].mlp.gate
+        assert_same_arrays(rounded, quantize(load_gguf(file, "float32").layers[0].mlp.gate, 4))
 
 
 @pytest.mark.parametrize("bits", [8, slow(4)])
@@ -66,10 +69,10 @@ def test_other_types_are_rounded_and_tied_embeddings_are_in_int8(bits, tmp_path)
     params, plain = (load_gguf(file, "float32", bits=each) for each in (bits, None))
     (layer,), (dense,) = params.layers, plain.layers
     for name in ("up", "down"):
-        assert_same_arrays(getattr(layer, name), quantize(getattr(dense, name), bits))
+        assert_same_arrays(getattr(layer.mlp, name), quantize(getattr(dense.mlp, name), bits))
     assert is_int8(params.embedding)
     assert params.embedding.weight.dtype == jnp.int8
-    np.testing.assert_array_equal(values(layer.gate), dense.gate)
+    np.testing.assert_array_equal(values(layer.mlp.gate), dense.mlp.gate)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", slow("Q4_K"), slow("IQ4_NL"), slow("Q6_K")])

@@ -21,7 +21,7 @@ from jlade.mesh import COPIES
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.quantization import is_int8
 from tests.conversion.hf_files import MESHES, assert_placed
-from tests.tiny import slow
+from tests.tiny import slow, with_arrays
 
 SHAPE = LlamaConfig(24, 16, 32, 2, 8, 2, 4, 64, qkv_bias=True, attention_output_bias=True)
 FORMATS = {"hf": (save_hf, load_hf), "own": (conversion.save, conversion.load)}
@@ -59,7 +59,7 @@ def test_a_vocabulary_that_does_not_divide_and_tied_embeddings(changes, kind, tm
     loaded, _ = jlade.load(tmp_path / "model", mesh=mesh)
     assert_placed(loaded, params, mesh)
     assert loaded.embedding.is_fully_replicated == ("vocab_size" in changes)
-    assert loaded.layers[0].key.sharding.mesh.shape[COPIES] == 4, "2 KV heads on 8 devices"
+    assert loaded.layers[0].attention.key.sharding.mesh.shape[COPIES] == 4, "2 KV heads on 8 devices"
     assert_placed(load(tmp_path / "model", bits=8, mesh=mesh), quantize(params), mesh)
 
 
@@ -202,7 +202,8 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(tmp_path, monkeypa
 @pytest.mark.parametrize("column", [0, 31])
 def test_an_element_that_is_not_finite_is_reported_once(column, tmp_path):
     params = random_params()
-    layer = params.layers[1].replace(down=params.layers[1].down.at[3, column].set(jnp.inf))
+    layer = params.layers[1]
+    layer = with_arrays(layer, {"mlp.down": layer.mlp.down.at[3, column].set(jnp.inf)})
     save_hf(params.replace(layers=(params.layers[0], layer)), tmp_path / "hf")
     message = r"NaN or infinite values in model\.layers\.1\.mlp\.down_proj\.weight \(1 of \d+ rows: 3\)$"
     with pytest.warns(UserWarning, match=message):

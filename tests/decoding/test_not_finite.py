@@ -12,7 +12,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from tests import plain_llama
-from tests.tiny import PAPER, slow, tiny_llama
+from tests.tiny import PAPER, slow, tiny_llama, with_arrays
 
 LIMIT = 16
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2]]
@@ -50,7 +50,7 @@ def with_layer(value=np.nan):
     """Returns the model with a value in a matrix of its last layer."""
     params = model()
     last = params.layers[-1]
-    broken = dataclasses.replace(last, value=last.value.at[2, 5].set(value))
+    broken = with_arrays(last, {"attention.value": last.attention.value.at[2, 5].set(value)})
     return dataclasses.replace(params, layers=(*params.layers[:-1], broken))
 
 
@@ -164,11 +164,12 @@ def test_a_token_of_the_prompt_may_have_logits_that_are_not_finite():
     """The MLP overflows for one token, after the last attention: no other token sees it."""
     params, token = model(), 7
     layer = params.layers[0]
-    layer = layer.replace(
-        attention_output=layer.attention_output.at[3].set(0),
-        gate=layer.gate.at[:, 3].set(1e25),
-        up=layer.up.at[:, 3].set(1e25),
-    )
+    changes = {
+        "attention.output": layer.attention.output.at[3].set(0),
+        "mlp.gate": layer.mlp.gate.at[:, 3].set(1e25),
+        "mlp.up": layer.mlp.up.at[:, 3].set(1e25),
+    }
+    layer = with_arrays(layer, changes)
     embedding = params.embedding.at[:, 3].set(0).at[token, 3].set(1)
     params = params.replace(layers=(layer,), embedding=embedding)
     prompt = [token, *(PROMPTS[0] * 3)[:20]]

@@ -189,7 +189,7 @@ FAULTS = (
     # Models.
     Fault(
         "a soft cap is a hard one",
-        "jlade.models.layers.cap",
+        "jlade.models.nn.cap",
         lambda right: lambda x, bound: x if bound is None else jnp.clip(x, -bound, bound),
         ("tests/models/attention/test_attend.py::test_own_scale_cap_and_sinks",),
     ),
@@ -245,7 +245,7 @@ FAULTS = (
     ),
     Fault(
         "a convolution takes the tokens before a token in the block, not its ancestors",
-        "jlade.models.recurrent.ancestry",
+        "jlade.models.layers.recurrent.ancestry",
         lambda right: lambda mask, taps: right(np.broadcast_to(np.tri(mask.shape[-1], dtype=bool), mask.shape), taps),
         ("tests/models/test_recurrent.py::test_the_taps_of_a_token_are_its_own_last_tokens",),
     ),

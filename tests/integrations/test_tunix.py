@@ -435,7 +435,7 @@ def test_the_parts_of_divided_weights_stay_where_they_are():
     place = lambda x: P(None, "tp") if x.ndim > 1 and x.shape[1] % 2 == 0 else P()  # noqa: E731
     nnx.update(made, jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, place(x))), nnx.state(model())))
     params = jlade.adopt(nnx.state(made), parameters.describe(made, CACHE), dtype=np.dtype(np.float32))
-    assert params.layers[0].query.sharding.shard_shape((24, 16)) == (12, 16)
+    assert params.layers[0].attention.query.sharding.shard_shape((24, 16)) == (12, 16)
     assert params.embedding.sharding.shard_shape((VOCAB, 16)) == (VOCAB, 8)
     ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)
     assert ours(PROMPTS, 30).text == samplers()[1](PROMPTS, 30).text

@@ -38,8 +38,8 @@ def test_the_form_of_the_decoder():
 def test_the_cache_has_the_heads_of_the_layers_with_keys_of_their_own(params):
     cache = params.decoder.init_cache(params, 3, 40)
     assert [layer.shape for layer in cache.keys] == [(3, 4, 16, 6), (3, 2, 40, 8)]
-    assert params.layers[1].value is None
-    assert params.layers[2].key is None
+    assert params.layers[1].attention.value is None
+    assert params.layers[2].attention.key is None
 
 
 def test_values_that_keys_make_have_no_weights_and_no_rotation(params):

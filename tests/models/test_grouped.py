@@ -298,8 +298,8 @@ def test_groups_that_a_mesh_would_cut_are_divided_when_they_are_read(tmp_path):
     conversion.save(params, tmp_path / "own")
     mesh = jlade.make_mesh(1, 1, 2)
     found = conversion.load(tmp_path / "own", "float32", mesh=mesh)
-    assert {layer.down.group for layer in found.layers} == {4}
-    np.testing.assert_array_equal(found.layers[0].down.values(), params.layers[0].down.values())
+    assert {layer.mlp.down.group for layer in found.layers} == {4}
+    np.testing.assert_array_equal(found.layers[0].mlp.down.values(), params.layers[0].mlp.down.values())
     message = (
         r"mesh divides 24 inputs of a matrix among 2 devices, and not its 3 groups of 8: load the model in floating"
     )

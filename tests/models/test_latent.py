@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade.models import latent
+from jlade.models.layers.attention import Context
 from jlade.models.llama import LlamaConfig
 from tests.tiny import LATENT_SIZES, LIKE_DEEPSEEK, PAPER, tiny_llama
 
@@ -17,9 +17,10 @@ def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     """Every head has its own keys [unrotated + rotated] and values here, products of its matrices with the latents."""
     sizes = dataclasses.replace(LATENT_SIZES, query_rank=query_rank)
     params = tiny_llama(**LIKE_DEEPSEEK | {"latent": sizes, "norm_eps": 0.3})  # which latents do not have
-    layer, rng = jax.tree.map(np.asarray, params.layers[1]), np.random.default_rng(0)
+    attention, rng = jax.tree.map(np.asarray, params.layers[1].attention), np.random.default_rng(0)
     hidden = rng.normal(size=(2, 7, 16)).astype(np.float32)
-    queries, keys = map(np.asarray, latent.project(layer, hidden, None, None, params.config))
+    context = Context(*[None] * len(Context._fields))  # no rotation and no scales
+    queries, keys = map(np.asarray, attention.project(hidden, context, params.decoder))
     assert keys.shape == (2, 7, 1, 14)
     assert params.config.score_scale == 10**-0.5
 
@@ -29,20 +30,20 @@ def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     def normed(x, weight):
         return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * weight
 
-    inputs = hidden if query_rank is None else normed(hidden @ layer.query_down.T, layer.query_down_norm)
-    own_queries = (inputs @ layer.query.T).reshape(2, 7, 4, 10)
-    down = hidden @ layer.key_down.T
-    latents = normed(down[..., :10], layer.key_down_norm)
-    unrotated = np.einsum("hdr,btr->bthd", by_head(layer.key_up), latents)
+    inputs = hidden if query_rank is None else normed(hidden @ attention.query_down.T, attention.query_down_norm)
+    own_queries = (inputs @ attention.query.T).reshape(2, 7, 4, 10)
+    down = hidden @ attention.key_down.T
+    latents = normed(down[..., :10], attention.key_down_norm)
+    unrotated = np.einsum("hdr,btr->bthd", by_head(attention.key_up), latents)
     shared = np.repeat(down[:, :, None, 10:], 4, axis=2)
     own_keys = np.concatenate([unrotated, shared], axis=-1)
     scores = np.einsum("bthd,bsd->bhts", queries, keys[:, :, 0])
     np.testing.assert_allclose(scores, np.einsum("bthd,bshd->bhts", own_queries, own_keys), rtol=1e-3, atol=1e-3)
 
     mixed = np.einsum("bhts,bsd->bthd", scores, keys[:, :, 0])
-    own_values = np.einsum("hvr,btr->bthv", by_head(layer.value_up), latents)
+    own_values = np.einsum("hvr,btr->bthv", by_head(attention.value_up), latents)
     wanted = np.einsum("bhts,bshv->bthv", scores, own_values)
-    np.testing.assert_allclose(latent.values(layer, mixed), wanted, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(attention.values(mixed), wanted, rtol=1e-3, atol=1e-2)
 
 
 def test_the_cache_has_one_latent_for_a_token_and_layer():

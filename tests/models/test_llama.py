@@ -7,8 +7,8 @@ import pytest
 
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
-from jlade.models.layers import linear, multiply_row_twice
 from jlade.models.llama import quantize
+from jlade.models.nn import linear, multiply_row_twice
 from jlade.models.quantization import quantize_matrix
 from tests import plain_llama
 from tests.forward import run_blocks
@@ -70,7 +70,7 @@ def test_bfloat16_parameters_give_float32_logits_close_to_float32():
 @pytest.mark.parametrize("in_int8", [False, True])
 def test_a_row_multiplied_twice_for_tpus_gives_the_same_product(in_int8):
     layer = tiny_llama().layers[0]
-    gate = quantize_matrix(layer.gate) if in_int8 else layer.gate  # [24, 16]
+    gate = quantize_matrix(layer.mlp.gate) if in_int8 else layer.mlp.gate  # [24, 16]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 16)), jnp.float32)
     product = multiply_row_twice(x, gate)
     assert product.shape == (1, 1, 24)

@@ -8,8 +8,8 @@ import pytest
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
 from jlade.models import delta_rule as rules
-from jlade.models import recurrent
-from jlade.models.recurrent import RecurrentBlock, RecurrentState
+from jlade.models.layers import recurrent
+from jlade.models.layers.recurrent import RecurrentBlock, RecurrentState
 
 GROUPS, HEADS, KEY_SIZE, VALUE_SIZE, TAPS = 2, 4, 8, 6, 4
 delta_rule = jax.jit(rules.delta_rule)

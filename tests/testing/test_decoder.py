@@ -12,7 +12,7 @@ from jlade.models import base
 from jlade.models.llama import Llama
 from jlade.testing import check_decoder
 from tests import plain_llama
-from tests.tiny import RECURRENT, slow, tiny_llama
+from tests.tiny import RECURRENT, slow, tiny_llama, with_arrays
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def test_python_that_reads_traced_values_is_explained():
 def test_parameters_that_show_nothing_are_refused(scale, message):
     params = tiny_llama(num_layers=1)
     (layer,) = params.layers
-    layer = dataclasses.replace(layer, attention_output=scale * layer.attention_output)
+    layer = with_arrays(layer, {"attention.output": scale * layer.attention.output})
     with pytest.raises(ValueError, match=message):
         check_decoder(params.decoder, dataclasses.replace(params, layers=(layer,)))
 

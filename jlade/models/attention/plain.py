@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jlade.models import kv_rounding, layers
+from jlade.models import kv_rounding, nn
 from jlade.models.attention.operands import Operands
 
 CHUNK = 256  # cache entries read at once; without a loop, a multiple
@@ -46,7 +46,7 @@ def attend(
 
 
 def attend_row_twice(operands: Operands, **variations: Any) -> jax.Array:
-    """Returns `attend` of one token with a KV head for each head, as of two: see `layers.multiply_row_twice`."""
+    """Returns `attend` of one token with a KV head for each head, as of two: see `nn.multiply_row_twice`."""
     of_tokens = "queries", "keys", "values", "positions", "key_scales", "value_scales"
     names = [name for name in of_tokens if getattr(operands, name) is not None]
     twice = operands._replace(**{name: jnp.repeat(getattr(operands, name), 2, axis=1) for name in names})
@@ -113,7 +113,7 @@ def attend_in_chunks(
     def scores(queries: jax.Array, keys: jax.Array, scales: jax.Array | None, mask: jax.Array) -> jax.Array:
         """Returns [B, KH, H/KH * T, K] for keys [B, KH, K, D] and a mask [1 or B, 1 or T, K]."""
         product = products(queries, keys, scales)
-        product = layers.cap(product, cap)
+        product = nn.cap(product, cap)
         masked = jnp.where(mask[:, None, None], product.reshape(*grouped, -1), -jnp.inf)
         return masked.reshape(product.shape)
 

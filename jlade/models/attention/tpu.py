@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models import kv_rounding, layers
+from jlade.models import kv_rounding, nn
 from jlade.models.attention.folding import entry_positions, fold, unfold
 from jlade.models.attention.operands import Operands
 
@@ -157,7 +157,7 @@ def _kernel(
         )
         if key_scales is not None:
             product *= key_scales
-        scores = jnp.where(seen, layers.cap(product * scale, cap), -jnp.inf)
+        scores = jnp.where(seen, nn.cap(product * scale, cap), -jnp.inf)
         highest = highest_ref[:, :1]
         higher = jnp.maximum(highest, jnp.max(scores, axis=1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(scores - higher)

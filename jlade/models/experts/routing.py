@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jlade.models import layers
+from jlade.models import nn
 from jlade.models.architecture import SCORED, LlamaConfig
 
 NEAR = 0.02  # relative distance below the highest score, within which the sparse mixer weighs experts
@@ -28,10 +28,10 @@ def route(
     """
     c = config
     if c.routing in SCORED:  # bfloat16 would choose other experts
-        logits = layers.linear(x.astype(jnp.float32), router.astype(jnp.float32))
+        logits = nn.linear(x.astype(jnp.float32), router.astype(jnp.float32))
         scores = jax.nn.sigmoid(logits) if c.routing == "sigmoids" else jax.nn.softmax(logits)
         return _scored(scores, selection_bias, c)
-    logits = layers.linear(x, router, bias).astype(jnp.float32)
+    logits = nn.linear(x, router, bias).astype(jnp.float32)
     if c.routing == "sparsemixer":
         return _sparse_mixer(logits, c.experts_per_token)
     highest, chosen = jax.lax.top_k(logits, c.experts_per_token)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jlade.models import layers, products
+from jlade.models import nn, products
 from jlade.models.grouped import GroupedMatrix, product_of
 from jlade.models.quantization import Int8Matrix, Matrix, dense_shape, is_int8
 
@@ -147,10 +147,10 @@ def _mlp(
 
     if experts.gate is None:
         (up,) = linear(rows, (experts.up, experts.up_bias))
-        inner = layers.activate(up, activation)
+        inner = nn.activate(up, activation)
     else:
         gate, up = linear(rows, (experts.gate, experts.gate_bias), (experts.up, experts.up_bias))
-        inner = layers.gated(gate, up, activation)
+        inner = nn.gated(gate, up, activation)
     (result,) = linear(inner, (experts.down, experts.down_bias))
     return result
 

@@ -1,4 +1,4 @@
-"""The parts of a layer: products with matrices, norms and activations."""
+"""What the parts of layers compute with: products with matrices, norms and activations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

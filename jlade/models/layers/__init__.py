@@ -1,0 +1,173 @@
+"""A layer of the decoder and its parts, a file for each.
+
+A part is a pytree of its own arrays. Its `arrays` describes them for a layer of a configuration, and its methods
+compute with them. `parts_of` says which parts a layer has: mixers (`attention`, `latent_attention`, `recurrent`), what
+comes after them (`mlp`, `mixture`, `own_input`), and norms.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jlade.models.architecture import LlamaConfig
+from jlade.models.experts import Experts
+from jlade.models.layers import attention, recurrent
+from jlade.models.layers.arrays import Array, Arrays
+from jlade.models.layers.attention import Attention, Context
+from jlade.models.layers.latent_attention import LatentAttention
+from jlade.models.layers.mixture import Mixture
+from jlade.models.layers.mlp import MLP
+from jlade.models.layers.norm import Norm, normalize
+from jlade.models.layers.own_input import OwnInput
+from jlade.models.layers.own_input import PerLayer as PerLayer
+from jlade.models.layers.recurrent import Recurrent
+from jlade.models.nn import scale
+
+if TYPE_CHECKING:
+    from jlade.models.llama import Llama
+
+
+@flax.struct.dataclass
+class Scale:
+    """A number that scales the hidden states after a layer (Gemma 4)."""
+
+    factor: jax.Array  # [1]
+
+    @staticmethod
+    def arrays(config: LlamaConfig, layer: int) -> Arrays:
+        """Returns the arrays of the part in a layer."""
+        return {"factor": Array((1,), fill=1)}
+
+
+@flax.struct.dataclass(kw_only=True)
+class Layer:
+    """The parts of a layer, None for those that it does not have: a mixer, or two, then an MLP, experts or both.
+
+    Matrices are [out, in], as in checkpoints: see `jlade.models.nn.linear`. `quantize` makes each one of few bits. An
+    array is named by its path, such as "attention.query".
+    """
+
+    mixer_norm: Norm | None = None
+    attention: Attention | LatentAttention | None = None
+    recurrent: Recurrent | None = None
+    mixer_post_norm: Norm | None = None
+    mlp_norm: Norm | None = None
+    mlp: MLP | None = None
+    mixture: Mixture | None = None
+    mlp_post_norm: Norm | None = None
+    own_input: OwnInput | None = None
+    scale: Scale | None = None
+
+    @property
+    def experts(self) -> Experts | None:
+        """The matrices and biases of the experts, None for layers without."""
+        return None if self.mixture is None else self.mixture.experts
+
+
+def parts_of(config: LlamaConfig, layer: int) -> dict[str, Any]:
+    """Returns the class of each part that a layer has, by the field of `Layer`."""
+    c, feeds = config, config.has_mlp(layer)
+    mixes = c.mlp_layers is None or not feeds
+    parts = {
+        "mixer_norm": (mixes and c.pre_norms, Norm),
+        "attention": (layer in c.attention_layers, Attention if c.latent is None else LatentAttention),
+        "mixer_post_norm": (mixes and c.post_norms, Norm),
+        "mlp_norm": (feeds and c.pre_norms and (c.parallel_norm or not c.parallel), Norm),
+        "mlp": (c.mlp_size(layer) > 0, MLP),
+        "mixture": (c.has_experts(layer), Mixture),
+        "mlp_post_norm": (feeds and c.post_norms, Norm),
+        "own_input": (c.per_layer_size > 0, OwnInput),
+        "scale": (c.layer_scale, Scale),
+        "recurrent": (layer in c.recurrent_layers, Recurrent),
+    }
+    return {name: part for name, (is_there, part) in parts.items() if is_there}
+
+
+def arrays_of(config: LlamaConfig, layer: int) -> dict[str, Array]:
+    """Returns the description of each array of a layer, by its path."""
+    return {
+        f"{name}.{field}": array
+        for name, part in parts_of(config, layer).items()
+        for field, array in part.arrays(config, layer).items()
+        if array is not None
+    }
+
+
+def build(config: LlamaConfig, layer: int, make: Callable[[str, Array], Any]) -> Layer:
+    """Returns a layer with `make(path, array)` in the place of each array."""
+    made: dict[str, dict[str, Any]] = {name: {} for name in parts_of(config, layer)}
+    for path, array in arrays_of(config, layer).items():
+        name, field = path.split(".")
+        made[name][field] = make(path, array)
+    return Layer(**{name: part(**made[name]) for name, part in parts_of(config, layer).items()})
+
+
+def changed(config: LlamaConfig, number: int, layer: Layer, change: Callable[[str, Array, Any], Any]) -> Layer:
+    """Returns layer `number` of a model with `change(path, array, value)` in the place of each array's value."""
+    return build(config, number, lambda path, array: change(path, array, operator.attrgetter(path)(layer)))
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "window"))
+def run(
+    layer: Layer,
+    hidden: jax.Array,
+    context: Context | None,
+    state: tuple[recurrent.RecurrentState, recurrent.Ancestry] | None,
+    own_input: jax.Array | None,
+    *,
+    decoder: "Llama",
+    window: int | None,
+) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.RecurrentBlock | None]:
+    """Returns the hidden states [B, T, E] after a layer, keys and values that it has read, and what its state keeps.
+
+    Under `jax.jit`, layers of one shape are traced and lowered once.
+
+    Args:
+      layer: its parameters.
+      hidden: [B, T, E].
+      context: what attention reads; None for a layer without.
+      state: that of a recurrent mixer, and the block's tree; None for a layer without.
+      own_input: [B, T, P], of a layer with `OwnInput`.
+      decoder: that of the model.
+      window: the layer's sliding window, None for none.
+    """
+    c = decoder.config
+    kept: tuple[jax.Array, ...] = ()
+    normed, mixed, kept_of_state = normalize(hidden, layer.mixer_norm, c), [], None
+    if layer.attention is not None:
+        assert context is not None
+        of_attention, kept = attention.mix(layer.attention, normed, context, window, decoder)
+        mixed.append(of_attention)
+    if layer.recurrent is not None:
+        assert state is not None
+        of_state, kept_of_state = layer.recurrent.mix(normed, *state, decoder)
+        mixed.append(of_state)
+    feeds = layer.mlp is not None or layer.mixture is not None
+    if c.parallel:  # the MLP reads what the mixer reads
+        normed = normed if layer.mlp_norm is None else normalize(hidden, layer.mlp_norm, c)
+    if mixed:
+        hidden += scale(normalize(sum(mixed[1:], mixed[0]), layer.mixer_post_norm, c), c.residual_scale)
+    if feeds:
+        if not c.parallel:
+            normed = normalize(hidden, layer.mlp_norm, c)
+        added = normalize(_feed(layer, hidden, normed, decoder), layer.mlp_post_norm, c)
+        hidden += scale(added, c.residual_scale)
+    if layer.own_input is not None:
+        assert own_input is not None
+        hidden += layer.own_input.feed(hidden, own_input, c)
+    if layer.scale is not None:
+        hidden *= jnp.broadcast_to(layer.scale.factor, hidden.shape)
+    return hidden, kept, kept_of_state
+
+
+def _feed(layer: Layer, hidden: jax.Array, normed: jax.Array, decoder: "Llama") -> jax.Array:
+    """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
+    if layer.mixture is not None:
+        return layer.mixture.feed(hidden, normed, layer.mlp, decoder)
+    assert layer.mlp is not None
+    return layer.mlp.feed(normed, decoder)

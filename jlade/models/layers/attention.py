@@ -1,0 +1,155 @@
+"""Attention with keys and values of heads, and what every kind of attention reads and does."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jlade.mesh import HEADS, MODEL
+from jlade.models import kv_rounding, rotary
+from jlade.models.architecture import LlamaConfig
+from jlade.models.attention import Operands, attend
+from jlade.models.layers.arrays import Array, Arrays, by_inputs, by_outputs
+from jlade.models.layers.latent_attention import LatentAttention
+from jlade.models.nn import linear, normalize, scale, split_heads, sum_linear
+from jlade.models.quantization import Matrix
+
+if TYPE_CHECKING:
+    from jlade.models.llama import Llama
+
+
+class Context(NamedTuple):
+    """What attention reads besides hidden states, in a layer.
+
+    Attributes:
+      rotation: cosines and sines for the block's positions; None for no rotation.
+      query_scales: of the block's queries; None for none.
+      cached: the layer's arrays of the cache.
+      length: [B] int32, tokens in the cache.
+      table: of the cache's pages; see `Operands`.
+      block_mask: [T, T] or [B, T, T] bool.
+      positions: [B, T].
+      kept: keys and values of the block that an earlier layer made; None for a layer with its own.
+    """
+
+    rotation: tuple[jax.Array, jax.Array] | None
+    query_scales: jax.Array | None
+    cached: tuple[jax.Array, ...]
+    length: jax.Array
+    table: jax.Array | None
+    block_mask: jax.Array | np.ndarray
+    positions: jax.Array
+    kept: tuple[jax.Array, ...] | None
+
+
+@flax.struct.dataclass(kw_only=True)
+class Attention:
+    """Attention of H heads for queries and KH for keys and values, of D elements."""
+
+    query: Matrix  # [H * D, E]
+    key: Matrix | None = None  # [KH * D, E], None where an earlier layer's keys are read
+    value: Matrix | None = None  # [KH * D, E], None too where `key` makes the values
+    gate: Matrix | None = None  # [H * D, E], None for models without
+    output: Matrix  # [E, H * D]
+    query_bias: jax.Array | None = None  # [H * D]
+    key_bias: jax.Array | None = None  # [KH * D]
+    value_bias: jax.Array | None = None  # [KH * D]
+    output_bias: jax.Array | None = None  # [E]
+    query_norm: jax.Array | None = None  # [D], of each head, [H, D] or [H * D]
+    key_norm: jax.Array | None = None  # [D], of each head, [KH, D] or [KH * D]
+    sinks: jax.Array | None = None  # [H]
+
+    @staticmethod
+    def arrays(config: LlamaConfig, layer: int) -> Arrays:
+        """Returns the arrays of the part in a layer."""
+        c, heads = config, config.heads_of(layer)
+        queries, keys = c.num_heads * heads.size, heads.number * heads.size
+        has_key = layer in c.kv_layers
+        has_value = has_key and not (c.values_from_keys and c.windows_by_layer[layer] is None)
+        has_norm = c.qk_norm and c.qk_norm_kind != "weightless"
+        key = by_outputs(keys, c.hidden_size)._replace(spec=P(HEADS))
+        key_bias = Array((keys,), P(HEADS))
+        query_norm, key_norm = {
+            "whole": (Array((queries,), P(MODEL)), Array((keys,), P(HEADS))),
+            "each": (Array((c.num_heads, heads.size), P(MODEL)), Array((heads.number, heads.size), P(HEADS))),
+        }.get(c.qk_norm_kind, (Array((heads.size,)),) * 2)
+        return {
+            "query": by_outputs(queries, c.hidden_size),
+            "key": key if has_key else None,
+            "value": key if has_value else None,
+            "gate": by_outputs(queries, c.hidden_size) if c.output_gate else None,
+            "output": by_inputs(c.hidden_size, queries),
+            "query_bias": Array((queries,), P(MODEL)) if c.qkv_bias else None,
+            "key_bias": key_bias if c.qkv_bias and has_key else None,
+            "value_bias": key_bias if c.qkv_bias and has_value else None,
+            "output_bias": Array((c.hidden_size,)) if c.attention_output_bias else None,
+            "query_norm": query_norm if has_norm else None,
+            "key_norm": key_norm if has_norm and has_key else None,
+            "sinks": Array((c.num_heads,), P(MODEL)) if c.sinks else None,
+        }
+
+    def project(self, normed: jax.Array, context: Context, decoder: "Llama") -> list[jax.Array]:
+        """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales.
+
+        A layer that reads the keys and values of another has queries alone.
+        """
+        c, head_dim = decoder.config, context.cached[0].shape[-1]
+        inputs = scale(normed, c.multipliers.attention_input)
+
+        def norm(x: jax.Array, weight: jax.Array | None, axes: tuple[str, ...] = ()) -> jax.Array:
+            return normalize(x, weight, c.norm, c.norm_eps, axes=axes)
+
+        def norms(*kinds: str) -> tuple[jax.Array | None, jax.Array | None]:
+            return (self.query_norm, self.key_norm) if c.qk_norm_kind in kinds else (None, None)
+
+        def project(weight: Matrix, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
+            return split_heads(norm(linear(inputs, weight, bias), whole_norm, decoder.axes), head_dim)
+
+        of_queries, of_keys = norms("whole")
+        turned = [project(self.query, self.query_bias, of_queries)]  # queries, and keys where the layer has its own
+        values = []
+        if self.key is not None:
+            turned.append(scale(project(self.key, self.key_bias, of_keys), c.multipliers.key))
+            values = [turned[1] if self.value is None else project(self.value, self.value_bias)]
+        turned = list(map(norm, turned, norms("head", "each")))
+        if context.rotation is not None:
+            turned = [rotary.rotate(x, context.rotation, c.interleaved_rotary) for x in turned]
+        weights = norms("rotated")
+        if c.qk_norm and c.qk_norm_kind == "weightless" and context.rotation is not None:
+            weights = (jnp.ones(head_dim, normed.dtype),) * 2
+        queries, *keys = map(norm, turned, weights)
+        if c.value_norm:
+            values = [norm(x, jnp.ones(head_dim, normed.dtype)) for x in values]
+        if context.query_scales is not None:
+            queries = (queries.astype(jnp.float32) * context.query_scales).astype(queries.dtype)
+        return [queries, *keys, *values]
+
+    def join(self, mixed: jax.Array, normed: jax.Array, decoder: "Llama") -> jax.Array:
+        """Returns [B, T, E], given the mixed values [B, T, H, D] of the hidden states [B, T, E]."""
+        mixed = mixed.reshape(*mixed.shape[:2], -1)
+        if self.gate is not None:
+            mixed *= jax.nn.sigmoid(linear(normed, self.gate))
+        joined = sum_linear(mixed, self.output, self.output_bias, decoder.axes)
+        return scale(joined, decoder.config.multipliers.attention_output)
+
+
+def mix(
+    attention: Attention | LatentAttention, normed: jax.Array, context: Context, window: int | None, decoder: "Llama"
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Returns the mixture [B, T, E] of a block, and the keys and values [B, T, KH, D] that it has read.
+
+    With a `kv_dtype` they are in 8 bits and followed by their scales.
+    """
+    c, sinks = decoder.config, attention.sinks if isinstance(attention, Attention) else None
+    split = None if c.latent is None else c.latent.rank
+    queries, *projected = attention.project(normed, context, decoder)
+    if decoder.kv_dtype is not None:
+        projected = list(kv_rounding.round_all(projected, decoder.kv_dtype, split))
+    kept = context.kept or tuple(projected)
+    rest = context.length, context.block_mask, context.positions, sinks
+    operands = Operands.of(queries, kept, context.cached, *rest, table=context.table)
+    mixed = attend(operands, window, decoder.attention, c.score_scale, c.attention_cap, split)
+    return attention.join(mixed, normed, decoder), kept
