@@ -23,7 +23,7 @@ from jlade.conversion.tensors import SCALE, expected_tensors
 from jlade.conversion.weight_files import Tensor
 from jlade.costs import choice, devices
 from jlade.errors import check_int
-from jlade.generation import chat_template, placement
+from jlade.generation import placement
 from jlade.inspection import sequences
 from jlade.inspection.model_programs import ModelPrograms
 from jlade.inspection.sequences import Sequences
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
         },
         "engine": fitting.facts(),
         "tokenizer": headers.checkpoint.tokenizer() is not None,
-        "chat_template": chat_template.has_template(path),
+        "chat_template": headers.checkpoint.has_chat_template,
         "sampling": {name: value for name, value in vars(jlade.load_sampling(path)).items() if value is not None},
         "device": device.device_kind,
         "lookahead": names.name(lookahead),

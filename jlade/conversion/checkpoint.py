@@ -109,6 +109,19 @@ class Checkpoint(abc.ABC):
           UserWarning: there is one in a format that is not read, or a setting of it is ignored; `strict` refuses both.
         """
 
+    @abc.abstractmethod
+    def chat_tokenizer(self) -> Any:
+        """Returns the tokenizer of transformers, which renders chat templates.
+
+        Raises:
+          ValueError: when transformers is missing, or the files are broken.
+        """
+
+    @property
+    @abc.abstractmethod
+    def has_chat_template(self) -> bool:
+        """Whether there is a chat template."""
+
     @property
     @abc.abstractmethod
     def generation(self) -> Values:

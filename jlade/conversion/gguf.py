@@ -9,13 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 from tokenizers import Tokenizer
 
 from jlade.conversion import adapter as adapters
-from jlade.conversion import generation_settings, gguf_config, gguf_tokenizer
+from jlade.conversion import chat_tokenizer, generation_settings, gguf_config, gguf_tokenizer
 from jlade.conversion.checkpoint import Checkpoint, LoadOptions
 from jlade.conversion.gguf_header import existing, parts_of, read_header
 from jlade.conversion.gguf_weights import model_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.tokenizer_files import add_tokens
 from jlade.conversion.weight_files import Tensor, stamp_of
+from jlade.errors import errors_of
 from jlade.models.llama import LlamaConfig, LlamaParams
 
 
@@ -57,6 +58,15 @@ class GGUF(Checkpoint):
         if (tokenizer := self.stored_tokenizer) is not None:
             add_tokens(tokenizer, self.tokenizer_config, {}, {})
         return tokenizer
+
+    def chat_tokenizer(self) -> Any:
+        package = chat_tokenizer.transformers()
+        with errors_of(f"{self.path} has no tokenizer that transformers can read"):
+            return package.PreTrainedTokenizerFast(tokenizer_object=self.stored_tokenizer, **self.tokenizer_config)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.tokenizer_config["chat_template"] is not None
 
     @property
     def stored_tokenizer(self) -> Tokenizer | None:

@@ -10,7 +10,7 @@ import jax
 from tokenizers import Tokenizer
 
 from jlade.conversion import adapter as adapters
-from jlade.conversion import adapter_config, generation_settings, hf_config, hf_experts, hf_quantization
+from jlade.conversion import adapter_config, chat_tokenizer, generation_settings, hf_config, hf_experts, hf_quantization
 from jlade.conversion.checkpoint import Checkpoint, LoadOptions
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
@@ -49,6 +49,13 @@ class HuggingFace(Checkpoint):
 
     def tokenizer(self, strict: bool = False) -> Tokenizer | None:
         return load_tokenizer(self.path, strict)
+
+    def chat_tokenizer(self) -> Any:
+        return chat_tokenizer.load(self.path)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return chat_tokenizer.has_template(self.path)
 
     @property
     def generation(self) -> Values:

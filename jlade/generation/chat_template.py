@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import string
 import subprocess
@@ -14,15 +13,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
-from jlade.conversion.gguf import GGUF
-from jlade.conversion.json_files import is_file_name, read_json, shown
+from jlade.conversion import formats
 from jlade.errors import errors_of
 from jlade.generation import text
 
 SECONDS = 4  # of a conversation; templates take milliseconds
 WORKER = pathlib.Path(__file__).with_name("template_worker.py")
-# Files of a processor, in whose "chat_template" models of images have theirs, in the order of transformers.
-OF_PROCESSORS = ("processor_config.json", "chat_template.json")
 # Of the conversations with which templates are tried.
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 PARAMETERS = {"type": "object", "properties": {}}
@@ -161,66 +157,8 @@ def encode(
 
 
 def load_tokenizer(path: pathlib.Path) -> Any:
-    """Returns the tokenizer of transformers for a checkpoint, a directory or a GGUF file, with its chat template.
-
-    Raises:
-      ValueError: when transformers is missing, or the files are broken.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing; nothing here needs it
-    try:
-        import jinja2  # noqa: F401, transformers needs it for chat templates
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    except ImportError as error:
-        raise ValueError('the chat templates need transformers: pip install "jlade[chat]"') from error
-    if not path.is_file():
-        for name in ("tokenizer_config.json", "special_tokens_map.json"):
-            _check_names(path / name)
-    with errors_of(f"{path} has no tokenizer that transformers can read"):
-        if path.is_file():
-            checkpoint = GGUF(path)
-            return PreTrainedTokenizerFast(tokenizer_object=checkpoint.stored_tokenizer, **checkpoint.tokenizer_config)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    if tokenizer.chat_template is None:
-        tokenizer.chat_template = of_processor(path)
-    return tokenizer
-
-
-def has_template(path: pathlib.Path) -> bool:
-    """Whether a checkpoint has a chat template: in its own file, in the tokenizer's settings or a processor's."""
-    if path.is_file():
-        return GGUF(path).tokenizer_config["chat_template"] is not None
-    settings = path / "tokenizer_config.json"
-    return (
-        (path / "chat_template.jinja").exists()
-        or (settings.exists() and read_json(settings).get("chat_template") is not None)
-        or of_processor(path) is not None
-    )
-
-
-def of_processor(directory: pathlib.Path) -> str | None:
-    """Returns the chat template in the settings of a processor, which counts where the tokenizer has none.
-
-    Raises:
-      ValueError: names the file that is broken.
-    """
-    for file in (directory / name for name in OF_PROCESSORS):
-        template = read_json(file).get("chat_template") if file.exists() else None
-        if not isinstance(template, str | None):
-            raise ValueError(f"{file}: chat_template must be a string, got {shown(template)}")
-        if template is not None:
-            return template
-    return None
-
-
-def _check_names(file: pathlib.Path) -> None:
-    """Raises a ValueError if settings name a file outside their directory: versions of transformers would read it."""
-    for key, value in (read_json(file) if file.exists() else {}).items():
-        if key.endswith(("_file", "_files")) and key != "special_tokens_map_file":  # which nothing reads
-            names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
-            if outside := [name for name in names if not is_file_name(name) and (file.parent / name).exists()]:
-                raise ValueError(f"{file}: {key} names {outside[0]!r}; accepted are files in the same directory")
-        if key == "init_inputs" and value:
-            raise ValueError(f"{file}: init_inputs must be empty, got {shown(value)}")
+    """Returns the tokenizer of transformers for a checkpoint, with its chat template; see `Checkpoint`."""
+    return formats.find(path).chat_tokenizer()
 
 
 class Renderer:
