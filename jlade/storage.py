@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import pathlib
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jlade.config import CONTROLS, PENALTIES, SamplingConfig
 from jlade.constraints.bans import BannedSequences, NoRepeatedNgrams
 from jlade.constraints.constraint import Constraint
 from jlade.conversion import LoadOptions, formats, generation_settings, location
+from jlade.conversion.checkpoint import Checkpoint
 from jlade.conversion.tensors import Sharding
 from jlade.conversion.tokenizer_files import check_vocabulary
 from jlade.drafts import graded
@@ -42,7 +44,6 @@ VOCABULARY, GRADES = "vocabulary", "grades"  # its metadata
 NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
-@mesh_lib.without_ambient_mesh()
 def load(
     path: str | os.PathLike[str],
     dtype: jax.typing.DTypeLike | None = None,
@@ -82,22 +83,35 @@ def load(
       MemoryError: the weights do not fit into the memory of a device; says what to lower.
 
     Warns:
-      UserWarning: names the unknown keys of config.json, the settings of generation that are ignored, and added tokens
-        of the tokenizer beyond the model's vocabulary; names the tensors with NaN or infinite values, and their rows.
+      UserWarning: names the unknown keys of config.json, the settings of generation that are ignored, those that change
+        greedy texts where a call is given them, and added tokens of the tokenizer beyond the model's vocabulary; names
+        the tensors with NaN or infinite values, and their rows.
     """
     quantization.check_bits(bits)
     if int8 and bits not in (None, 8):
         raise ValueError(f"int8=True is bits=8, got bits={bits!r} too: give one")
     options = LoadOptions(dtype, sharding, bits=8 if int8 else bits, strict=strict, mesh=mesh, adapter=adapter)
-    place = location.find(path, revision, weights=True)
-    checkpoint = formats.find(place)
-    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
-    tokenizer = checkpoint.tokenizer(strict)
-    with memory.explained(device, functools.partial(_explain, place)):
+    checkpoint = formats.find(location.find(path, revision, weights=True))
+    params, tokenizer = read(checkpoint, options)
+    if settings := generation_settings.changing(checkpoint.generation, generation_settings.OF_GREEDY):
+        warnings.warn(
+            f"{checkpoint.generation.file}: {', '.join(settings)} change greedy texts too, where a call is given "
+            "sampling=jlade.load_sampling(path) and constraint=jlade.load_constraints(path)",
+            stacklevel=2,
+        )
+    return params, tokenizer
+
+
+@mesh_lib.without_ambient_mesh()
+def read(checkpoint: Checkpoint, options: LoadOptions) -> tuple[LlamaParams, Tokenizer | None]:
+    """Returns what `load` does, for callers that take the settings of generation from the checkpoint too."""
+    device = options.mesh.devices.flat[0] if isinstance(options.mesh, Mesh) else default_device()
+    tokenizer = checkpoint.tokenizer(options.strict)
+    with memory.explained(device, functools.partial(_explain, checkpoint.path)):
         params = checkpoint.load(options)
     if tokenizer is not None:
         params = dataclasses.replace(params, config=stop_strings.end_tokens(params.config, tokenizer))
-        check_vocabulary(tokenizer, params.config.vocab_size, place, strict)
+        check_vocabulary(tokenizer, params.config.vocab_size, checkpoint.path, options.strict)
         object.__setattr__(params, "tokenizer", tokenizer)  # the class is frozen
     return params, tokenizer
 

@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 
 import jlade
 from jlade import mesh as mesh_lib
+from jlade import storage
 from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS
-from jlade.conversion import location
+from jlade.conversion import LoadOptions, formats, location
 from jlade.errors import check_int
 from jlade.generation import request as request_lib
 from jlade.generation import saved_programs
@@ -400,15 +401,11 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
         raise ValueError(f"--adapter {options.adapter} needs --model, the model that it was trained on")
     if getattr(options, "programs", None) is not None:
         saved_programs.find(options.programs, mesh_lib.default_device())  # which load while the weights do
-    params, tokenizer = jlade.load(
-        options.model or DEMO,
-        options.dtype,
-        mesh=make_mesh(options),
-        revision=options.revision,
-        bits=options.bits,
-        strict=options.strict,
-        adapter=options.adapter,
+    load_options = LoadOptions(
+        options.dtype, bits=options.bits, strict=options.strict, mesh=make_mesh(options), adapter=options.adapter
     )
+    place = location.find(options.model or DEMO, options.revision, weights=True)
+    params, tokenizer = storage.read(formats.find(place), load_options)
     if tokenizer is None:
         raise ValueError(f"--model {options.model} has no tokenizer, which prompts need")
     return params, tokenizer

@@ -45,6 +45,13 @@ WITHOUT_EFFECT = {  # on the text of one beam, but for the caller's limit of tok
     "prompt_lookup_num_tokens", "renormalize_logits", "return_dict_in_generate", "return_legacy_cache",
     "speculation_type", "target_lookbehind", "transformers_version", "use_cache", "use_mtp",
 }  # fmt: skip
+# Settings of which greedy texts depend, with the values that change nothing.
+OF_GREEDY: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "suppress_tokens": [],
+    "bad_words_ids": [],
+    "no_repeat_ngram_size": 0,
+}
 KEYS = READ | NOT_SUPPORTED.keys() | WITHOUT_EFFECT
 
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import jlade
-from jlade import cli
+from jlade import cli, storage
 from jlade.config import PLAIN
 from jlade.generation.results import NOT_FINITE
 from tests.tiny import PAPER, piece, tiny_llama, tiny_tokenizer
@@ -43,7 +43,7 @@ def test_json_has_the_measurements(capsys):
 def test_logits_that_are_not_finite_are_an_error(more, demo, monkeypatch, capsys):
     params, tokenizer = demo
     broken = params.replace(norm=params.norm.at[3].set(float("nan")))
-    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (broken, tokenizer))
+    monkeypatch.setattr(storage, "read", lambda *arguments, **options: (broken, tokenizer))
     with pytest.raises(SystemExit) as exit_info:
         cli.main([*SHORT, *more])
     assert exit_info.value.code == 1
@@ -79,7 +79,7 @@ def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, cap
 @pytest.mark.parametrize(("option", "grammar"), [("regex", "(ab|c){2}"), ("ebnf", 'root ::= "c" | "ab" root')])
 def test_the_text_is_one_of_the_grammar(option, grammar, monkeypatch, tmp_path, capsys):
     params = tiny_llama(2, eos_ids=(12,))
-    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (params, tiny_tokenizer()))
+    monkeypatch.setattr(storage, "read", lambda *arguments, **options: (params, tiny_tokenizer()))
     if option == "ebnf":
         (tmp_path / "grammar").write_text(grammar, encoding="utf-8")
         grammar = str(tmp_path / "grammar")

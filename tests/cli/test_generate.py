@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import cli
+from jlade import cli, storage
 from jlade.cli import arguments
 from jlade.generation.results import NOT_FINITE
 from tests.cli.own_terminal import Terminal
@@ -97,7 +97,7 @@ def test_json_has_the_figures_of_each_prompt(files, expected, run):
 def test_logits_that_are_not_finite_are_an_error_at_the_end(more, demo, files, monkeypatch, capsys):
     params, tokenizer = demo
     broken = params.replace(norm=params.norm.at[3].set(float("nan")))
-    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (broken, tokenizer))
+    monkeypatch.setattr(storage, "read", lambda *arguments, **options: (broken, tokenizer))
     (pathlib.Path.cwd() / "c.jsonl").write_text(
         json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": PROMPTS[0]}})
     )
@@ -293,7 +293,7 @@ def test_work_over_many_prompts_shows_its_progress(files, small_demo):
 @pytest.mark.parametrize("arguments", [["--batch-size", "2"], []])
 def test_texts_are_those_of_a_grammar(arguments, files, monkeypatch, run, tmp_path):
     params = tiny_llama(2, eos_ids=(12,))
-    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (params, tiny_tokenizer()))
+    monkeypatch.setattr(storage, "read", lambda *arguments, **options: (params, tiny_tokenizer()))
     command = ["--json", "--regex", "(ab){2}c?", "--lookahead", "4,4,3", "--max-new-tokens", "24", *arguments]
     records = [{"prompt": "a"}, {"prompt": "b", "guided_choice": ["abc", "cab"]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")

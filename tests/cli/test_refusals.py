@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-import jlade
+from jlade import storage
 
 SETTING = "a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative"
 NO_MODEL = "must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .*got '/no/where'"
@@ -123,7 +123,7 @@ def check(line, message, refused):
 @pytest.mark.parametrize(("line", "message"), BEFORE_LOADING)
 def test_arguments_are_refused_before_anything_is_loaded_or_written(line, message, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jlade, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(storage, "read", lambda *_, **__: pytest.fail("a model is loaded"))
     check(line, message, refused)
     assert list(tmp_path.iterdir()) == []
 

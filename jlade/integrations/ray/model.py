@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jlade
+from jlade import storage
 from jlade.config import LookaheadConfig
+from jlade.conversion import LoadOptions, formats, location
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
 from jlade.models.llama import LlamaParams
@@ -25,7 +27,8 @@ def load(
     """
     sizes: Any = mesh
     on_mesh = None if mesh is None else jlade.make_mesh(**sizes)
-    params, tokenizer = jlade.load(model, dtype, revision=revision, mesh=on_mesh)
+    checkpoint = formats.find(location.find(model, revision, weights=True))
+    params, tokenizer = storage.read(checkpoint, LoadOptions(dtype, mesh=on_mesh))
     if tokenizer is None:
         raise ValueError(f"model {model!r} has no tokenizer, which prompts need")
     return params, tokenizer
