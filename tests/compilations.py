@@ -1,6 +1,7 @@
-"""A record of what JAX traces, lowers and compiles."""
+"""A record of what JAX traces, lowers and compiles, and of what the code warns of."""
 
 import contextlib
+import warnings
 
 import jax
 
@@ -22,3 +23,16 @@ def recorded(kind="backend_compile"):
         yield events
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+EVENTS = "/jax/core/compile"  # traces, lowerings and compilations
+
+
+@contextlib.contextmanager
+def told():
+    """Yields a list that gains the messages of the warnings in the block."""
+    messages = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(each.message) for each in caught]

@@ -6,12 +6,10 @@ import importlib.util
 import inspect
 import io
 import os
-import pathlib
 import re
 import shlex
 import sys
 import tomllib
-from typing import NamedTuple
 
 import jax
 import pytest
@@ -24,41 +22,13 @@ from jlade.costs import estimate
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.conversion.adapter_files import shapes_of, write_adapter
 from tests.conversion.gguf_files import write_chat
+from tests.pages import PAGES, README, ROOT, read_blocks
 from tests.tiny import PAPER
 
-ROOT = pathlib.Path(__file__).parents[1]
-README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 FLAGS_OF_OTHERS = {"--speculative-config", "--worker", "--xla_gpu_enable_triton_gemm"}  # alone in the text
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-
-
-class Block(NamedTuple):
-    kind: str  # the word after the fence
-    line: int  # of the fence, from 1
-    text: str
-
-
-def read_blocks(page):
-    """Returns the fenced blocks of a page and its other text."""
-    blocks, prose, kind, begin, content = [], [], None, 0, []
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.startswith("```"):
-            if kind is None:
-                kind, begin, content = line[3:], number, []
-            else:
-                assert line == "```", f"{page.name}:{number}: a fence within a fence"
-                blocks.append(Block(kind, begin, "\n".join(content)))
-                kind = None
-        elif kind is not None:
-            content.append(line)
-        else:
-            assert not line.startswith("    "), f"{page.name}:{number}: an indented example, which no test runs"
-            prose.append(line)
-    assert kind is None, f"{page.name}:{begin}: the fence has no end"
-    return blocks, "\n".join(prose)
 
 
 def inline_code(page):

@@ -11,6 +11,7 @@ import pytest
 import jlade
 from jlade import conversion
 from tests.conversion.hf_files import DEMO, assert_equal
+from tests.hub import in_hub
 from tests.tiny import tiny_llama
 
 
@@ -104,17 +105,6 @@ def test_broken_sampling_of_a_checkpoint_is_refused(content, message, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"generation_config\.json:? {message}"):
         jlade.load_sampling(tmp_path)
-
-
-def in_hub(tmp_path, monkeypatch):
-    """Puts the demo checkpoint into a cache of huggingface_hub, as a download would."""
-    repository = tmp_path / "hub" / "models--someone--demo"
-    (repository / "snapshots").mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    (repository / "snapshots" / ("0" * 40)).symlink_to(DEMO, target_is_directory=True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def test_hub_ids_are_found_in_the_cache(tmp_path, monkeypatch, demo):

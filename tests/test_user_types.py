@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.test_docs import PAGES, ROOT, read_blocks
+from tests.pages import PAGES, ROOT, read_blocks
 from tools import user_types
 
 RIGHT = """\

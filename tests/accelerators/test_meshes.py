@@ -13,7 +13,7 @@ from jlade.costs import work as work_lib
 from jlade.costs.work import MeshShape
 from jlade.models.attention import plain
 from tests.accelerators.needs import device, thorough
-from tests.accelerators.test_programs import LLAMA, QWEN, pool_bytes, state_bytes
+from tests.accelerators.shapes import LLAMA, QWEN, pool_bytes, state_bytes
 from tests.costs import meshed
 
 OPTIMIZED = True

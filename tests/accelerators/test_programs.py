@@ -5,7 +5,6 @@ Full width and two layers: layers are alike, and whatever is wrong with one show
 
 import dataclasses
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -16,33 +15,20 @@ from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
-from jlade.drafts import pool as ngram_pool
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
 from jlade.inspection.model_programs import ModelPrograms
 from jlade.models.architecture import Latent
-from jlade.models.llama import Llama, LlamaConfig
+from jlade.models.llama import Llama
 from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
+from tests.accelerators.shapes import LLAMA, QWEN, state_bytes
 from tests.models.devices import hopper_kernels
 
 OPTIMIZED = True
 
-LLAMA = LlamaConfig(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_layers=2,
-    num_heads=32,
-    num_kv_heads=32,
-    head_dim=128,
-    max_positions=4096,
-)  # LLaMA 2 7B
-QWEN = dataclasses.replace(
-    LLAMA, vocab_size=151936, intermediate_size=12288, num_kv_heads=8, qk_norm=True, max_positions=40960
-)  # Qwen3 8B
 LATENT = dataclasses.replace(
     LLAMA,
     num_kv_heads=1,
@@ -120,16 +106,6 @@ def test_steps_copy_no_latents(name):
         assert step.host_loops == 0
         assert not [copy for copy in step.copies if ",576]" in copy]
         assert step.vector_products == ()
-
-
-def state_bytes(config, setting):
-    """Returns the bytes of a cache of 1024 entries, of the pool, and of the tables of recycled logits."""
-    cache = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 1024
-    return cache + pool_bytes(config, setting) + (4 * config.vocab_size * 8 + 40 * 16_416 if setting.has_tree else 0)
-
-
-def pool_bytes(config, setting):
-    return 4 * math.prod(ngram_pool.shape(config.vocab_size, setting.ngram_size, setting.ngrams.guess_set_size))
 
 
 @pytest.mark.thorough

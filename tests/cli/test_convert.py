@@ -21,7 +21,7 @@ from jlade.conversion import weight_files
 from jlade.conversion.checkpoint import Checkpoint
 from jlade.conversion.tensors import named_arrays
 from tests.conversion.hf_files import CONFIGS, random_params, stored, write_checkpoint
-from tests.test_storage import in_hub
+from tests.hub import in_hub
 from tests.tiny import slow
 
 SIZES = {  # of `random_params`

@@ -15,7 +15,7 @@ import jlade
 from jlade.constraints.bans import BannedSequences, Every, NoRepeatedNgrams
 from jlade.mesh import SHARED
 from jlade.testing import check_constraint
-from tests.constraints.test_grammar import COMMON, GRAMMAR, TREE
+from tests.constraints.grammars import COMMON, GRAMMAR, TREE
 from tests.tiny import PAPER, tiny_llama
 
 torch = pytest.importorskip("torch")

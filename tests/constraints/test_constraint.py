@@ -1,48 +1,16 @@
 """Texts under a constraint equal those of plain constrained decoding, which Python makes token by token."""
 
 import dataclasses
-from typing import Annotated
 
-import flax.struct
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jlade
 from jlade.config import PLAIN
-from jlade.mesh import SHARED
-from tests.constraints.test_grammar import TREE
-from tests.decoding.test_decoding import logits_of
+from tests.constraints.grammars import TREE
+from tests.constraints.walk import Walk, automaton
+from tests.decoding.observed import logits_of
 from tests.tiny import PAPER, tiny_llama
-
-V = 13
-
-
-@flax.struct.dataclass
-class Walk:
-    """An automaton over the tokens: each sequence begins in a state of its own."""
-
-    next_state: Annotated[jax.Array, SHARED]  # [S, V] int32, -1 for tokens that are not allowed
-    first: jax.Array  # [B] int32
-
-    def start(self, tokens, length):
-        return self.first
-
-    def advance(self, state, token):
-        return jnp.maximum(self.next_state[state, token], 0)
-
-    def allowed(self, state):
-        return self.next_state[state] >= 0
-
-
-def automaton(seed, states=5, share=0.4):
-    """Some transitions between states; each allows three tokens at least."""
-    rng = np.random.default_rng(seed)
-    table = np.where(rng.random((states, V)) < share, rng.integers(states, size=(states, V)), -1)
-    for row in table:
-        row[rng.choice(V, 3, replace=False)] = rng.integers(states, size=3)
-    return table.astype(np.int32)
 
 
 def plainly(seed, prompt, number, table, state):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade.constraints import automaton, ebnf
-from tests.constraints.test_grammar import COMMON
+from tests.constraints.grammars import COMMON
 from tests.tiny import PAPER, tiny_llama
 
 TEXTS = ["".join(each) for size in range(6) for each in itertools.product("ab", repeat=size)]

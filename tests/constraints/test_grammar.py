@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, NGramConfig, SamplingConfig
+from jlade import SamplingConfig
 from jlade.constraints.grammar import Grammar, by_index, by_product
 from jlade.constraints.tokens import Trie
+from tests.constraints.grammars import COMMON, EOS, GRAMMAR, TREE
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
-
-EOS = 12  # "</s>" of the tiny tokenizer
-TREE = LookaheadConfig.tree(9, ngrams=NGramConfig(2, 4, 2))
-GRAMMAR = Grammar.regex("(ab|ba)*c|(é|aab)+b{3,}c{2}")
-
-
-COMMON = {"tokenizer": tiny_tokenizer(), "eos_ids": [EOS], "max_new_tokens": 24}
 
 
 def generate(lookahead, prompts=([0, 1, 2], [5, 4]), **options):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from jlade.constraints import automaton, json_schema, regex
 from jlade.constraints.tokens import Table, Trie
 from jlade.generation.text import token_bytes
-from tests.constraints.test_properties import patterns, schemas
+from tests.constraints.strategies import patterns, schemas
 
 CORPUS = [
     '{"name": "ab", "size": 12, "tags": ["a", "b", "café"], "ok": true, "no": null}',

@@ -10,7 +10,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.decoding import prefill
 from tests import own_caches
-from tests.decoding.test_programs import copies_in_loops, copies_in_steps
+from tests.decoding.copies import copies_in_loops, copies_in_steps
 from tests.own_caches import ROOM, WIDTH, Recurrent, Slots
 from tests.tiny import PAPER, slow
 

@@ -10,10 +10,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
-from jlade.costs import estimate
-from jlade.decoding import loop
-from jlade.inspection import compiled
-from jlade.inspection.compiled import Sizes
+from tests.decoding.copies import copies_in_loops, copies_in_steps
 from tests.tiny import tiny_llama
 
 OPTIMIZED = True
@@ -74,24 +71,6 @@ def test_no_loop_copies_or_converts_a_cache_in_8_bits():
     config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, kv_dtype="float8_e4m3fn"))
     text = jax.jit(jlade.decode, static_argnames="config").lower(params, inputs, config).compile().as_text()
     assert copies_in_loops(text, layers) == []
-
-
-def copies_in_loops(program: str, cache_layers: frozenset[int], pool: int = 0) -> list[str]:
-    """Returns the copies inside a program's loops whose elements are a multiple of a cache layer's or the pool's."""
-    sizes = Sizes(weights=frozenset(), cache_layers=cache_layers, tables=frozenset({pool}))
-    found = compiled.loops(program, "cpu", sizes, estimate.CPU, trips=1)
-    assert found, "no loop found"
-    return [copy for loop in found for copy in loop.copies]
-
-
-def copies_in_steps(params, cache, inputs, config, cache_layers, pool=0):
-    """Returns `copies_in_loops` of a decode after prompts that are in the cache."""
-
-    def decode(params, cache, inputs):
-        return loop.run_steps(params, jlade.start(jlade.Prefix(cache), inputs, config), config)
-
-    program = jax.jit(decode).lower(params, cache, inputs).compile()
-    return copies_in_loops(program.as_text(), frozenset(cache_layers), pool)
 
 
 def test_the_search_for_copies_finds_one():

@@ -11,7 +11,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import prefill
 from tests import own_caches
-from tests.decoding.test_programs import copies_in_loops
+from tests.decoding.copies import copies_in_loops
 from tests.tiny import PAPER, RECURRENT, slow, tiny_llama
 
 CHANCE = np.random.default_rng(0)

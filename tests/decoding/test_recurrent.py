@@ -9,7 +9,7 @@ import jlade
 from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.config import PLAIN
 from tests import plain_llama
-from tests.decoding.test_programs import copies_in_steps
+from tests.decoding.copies import copies_in_steps
 from tests.tiny import ALONE, BESIDE_ATTENTION, CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
 
 SHAPE = RECURRENT | {"num_layers": 3}

@@ -21,7 +21,7 @@ from jlade.drafts.prediction import Reading
 from jlade.lookahead.verification import verify_by_rejection
 from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
-from tests.decoding.test_decoding import first_window, sources_of
+from tests.decoding.observed import RIGHT, first_window, sources_of
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, RECURRENT, slow, tiny_llama
 
@@ -356,7 +356,6 @@ def test_streamed_samples_are_the_generated_ones():
 # The joint distribution of five tokens over a vocabulary of four, against exact enumeration.
 
 NUM_SAMPLES, LENGTH, SMALL_VOCAB = 5_000, 5, 4
-RIGHT = 1e-4  # a right sampler's p-value falls below this once in 10,000 runs
 SMALL = SamplingConfig(temperature=1.2, top_k=3)  # so that one token in four is impossible
 
 

@@ -14,7 +14,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop
 from jlade.generation import stop_strings as automata
 from tests import reference
-from tests.decoding.test_decoding import first_window, logits_of
+from tests.decoding.observed import first_window, logits_of
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, TOKENS, slow, tiny_llama, tiny_tokenizer
 

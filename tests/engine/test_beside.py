@@ -10,7 +10,7 @@ import jlade
 from jlade import SamplingConfig
 from jlade.engine import reading
 from tests.compilations import recorded
-from tests.engine.test_engine import (
+from tests.engine.engines import (
     SAMPLINGS,
     SHARED,
     alone,

@@ -17,8 +17,7 @@ from jlade.engine import engine as engine_lib
 from jlade.engine import rows
 from jlade.generation import saved_programs
 from jlade.inspection import targets
-from tests.compilations import recorded
-from tests.generation.test_programs import EVENTS, told
+from tests.compilations import EVENTS, recorded, told
 from tests.tiny import PAPER, tiny_llama
 
 # A model that no other test has, so that no program is there.

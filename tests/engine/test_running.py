@@ -16,7 +16,7 @@ from jlade.engine import rows, width
 from jlade.engine.programs import Programs
 from jlade.lookahead import adaptive
 from tests.compilations import recorded
-from tests.engine.test_engine import PARAMS, alone, assert_equal, assert_equal_alone, engine, watched
+from tests.engine.engines import PARAMS, alone, assert_equal, assert_equal_alone, engine, watched
 from tests.tiny import PAPER, slow
 
 

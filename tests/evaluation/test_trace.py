@@ -17,7 +17,7 @@ from jlade.evaluation import trace
 from jlade.evaluation.trace import NGram
 from jlade.lookahead import adaptive, block
 from tests import reference
-from tests.decoding.test_decoding import first_window, next_token_of, sources_of
+from tests.decoding.observed import first_window, next_token_of, sources_of
 from tests.tiny import PAPER, slow, slow_but, tiny_llama, tiny_tokenizer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -1,13 +1,11 @@
 """Programs made ahead: what runs them, what refuses them, and why."""
 
-import contextlib
 import json
 import pathlib
 import pickle
 import shutil
 import subprocess
 import sys
-import warnings
 
 import jax
 import numpy as np
@@ -18,13 +16,12 @@ from jlade.costs import learned
 from jlade.decoding import ahead
 from jlade.generation import request, saved_programs
 from jlade.inspection import targets
-from tests.compilations import recorded
+from tests.compilations import EVENTS, recorded, told
 from tests.tiny import PAPER, tiny_llama
 
 # A model that no other test has, so that no program is there.
 SHAPE = {"num_layers": 1, "head_dim": 8, "vocab_size": 14}
 OPTIONS = {"lookahead": PAPER, "max_new_tokens": 8, "eos_ids": ()}
-EVENTS = "/jax/core/compile"  # traces, lowerings and compilations
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -91,8 +88,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 import jax
 jax.config.update("jax_platforms", "cpu")
-from tests.compilations import recorded
-from tests.generation.test_programs import EVENTS, params, texts
+from tests.compilations import EVENTS, recorded
+from tests.generation.test_programs import params, texts
 params()
 with recorded(EVENTS) as events:
     print(texts(programs=sys.argv[1]))
@@ -124,16 +121,6 @@ def test_memory_is_still_taken_over(made):
         after = jlade.run_steps(params(), state, config, 1)
     assert all(array.is_deleted() for array in state.cache.keys)
     assert not any(array.is_deleted() for array in after.cache.keys)
-
-
-@contextlib.contextmanager
-def told():
-    """Yields a list that gains the messages of the warnings in the block."""
-    messages = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield messages
-    messages += [str(each.message) for each in caught]
 
 
 def test_a_call_of_another_batch_size_compiles_and_says_so_once(made):

@@ -21,7 +21,7 @@ import jlade
 from jlade.models.llama import Llama
 from jlade.testing import check_decoder
 from tests.compilations import recorded
-from tests.decoding.test_programs import copies_in_loops
+from tests.decoding.copies import copies_in_loops
 
 pytest.importorskip("tunix", reason="google-tunix is not installed: pip install 'jlade[tunix]'")
 

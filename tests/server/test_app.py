@@ -18,6 +18,7 @@ from jlade.engine import rows
 from jlade.generation import text as text_lib
 from jlade.generation.results import DEAD_END, NOT_FINITE
 from jlade.server import app, guard
+from tests.server.answers import error_of, events
 from tests.server.conftest import LOOKAHEAD, READER, fill, running, wait_until
 from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
 from tests.tiny import slow
@@ -25,24 +26,6 @@ from tests.tiny import slow
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "ab"}]
 GREEDY = {"messages": MESSAGES, "temperature": 0, "max_tokens": 6}
-
-
-def events(response):
-    """Returns the bodies of server-sent events, without the last one, which is checked."""
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *lines, last, end = response.text.split("\n\n")
-    assert (last, end) == ("data: [DONE]", "")
-    assert all(line.startswith("data: ") for line in lines)
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
-def error_of(response, status):
-    """Returns the error of a response in OpenAI's form."""
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"]
-    return error
 
 
 @pytest.mark.slow

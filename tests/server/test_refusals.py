@@ -8,9 +8,9 @@ from jlade.server import token_ids
 from jlade.server.body_fields import LOGPROBS
 from jlade.server.fields import RequestError
 from tests.server import conftest, json_chat
+from tests.server.calls import BUY, CALL, OUTPUT, SHOP
 from tests.server.conftest import HELLO, READER
 from tests.server.json_chat import SCHEMA, tool
-from tests.server.test_responses import BUY, CALL, OUTPUT, SHOP
 
 
 def chat(body):

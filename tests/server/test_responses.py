@@ -18,9 +18,10 @@ from jlade.server.responses.events import ItemsWriter
 from jlade.server.responses.store import Store
 from jlade.server.writer import one_piece
 from tests.server import json_chat
+from tests.server.answers import Shirt
+from tests.server.calls import BUY, CALL, OUTPUT, SHOP
 from tests.server.conftest import READER, response, running
-from tests.server.json_chat import BIAS, SCHEMA
-from tests.server.test_structured import Shirt
+from tests.server.json_chat import BIAS
 from tests.server.tiny_chat import alone, ending
 
 RESPONSES = "/v1/responses"
@@ -29,9 +30,6 @@ EVENTS: pydantic.TypeAdapter = pydantic.TypeAdapter(ResponseStreamEvent)
 MESSAGES = {  # shows a conversation as it is
     "chat_template": json_chat.chat_template("{{ messages | tojson }}")
 }
-SHOP, BUY = ({"type": "function", "name": name, "parameters": SCHEMA} for name in ("shop", "buy"))
-CALL = {"type": "function_call", "call_id": "c1", "name": "shop", "arguments": '{"size": "small"}'}
-OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 
 
 def conversation(body):

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-from typing import Literal
 
 import numpy as np
 import openai
-import pydantic
 import pytest
 
 import jlade
@@ -18,6 +16,7 @@ from jlade.errors import ArgumentValueError
 from jlade.server import kinds, structured, tools
 from jlade.server.writer import Writer, one_piece
 from tests.server import json_chat
+from tests.server.answers import Shirt
 from tests.server.conftest import response, running
 from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
 
@@ -217,11 +216,6 @@ def asked(client, **options):
     return client.chat.completions.create(
         model="tiny", messages=QUESTION, max_tokens=200, logit_bias=BIAS, seed=1, **options
     )
-
-
-class Shirt(pydantic.BaseModel):
-    size: Literal["small", "large"]
-    colours: list[Literal["red", "blue"]] = pydantic.Field(max_length=2)
 
 
 def test_the_client_gets_objects(client):

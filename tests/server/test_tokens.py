@@ -5,8 +5,8 @@ import pytest
 
 from jlade import SamplingConfig
 from jlade.server import token_ids
+from tests.server.answers import error_of, events
 from tests.server.conftest import READER
-from tests.server.test_app import error_of, events
 from tests.server.tiny_chat import TOKENIZER, alone, ending
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"

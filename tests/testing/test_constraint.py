@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from jlade.testing import check_constraint
-from tests.constraints.test_constraint import Walk, automaton
+from tests.constraints.walk import Walk, automaton
 
 
 @flax.struct.dataclass
