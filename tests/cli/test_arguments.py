@@ -48,11 +48,6 @@ def test_a_chat_returns_to_the_sampling_of_the_checkpoint(tmp_path):
     assert request(change(given, "top_k=none"))["sampling"].top_k == 20
 
 
-def test_arguments_are_checked_before_the_checkpoint_is_looked_for():
-    with pytest.raises(ValueError, match=r"temperature must be a number of at least 0, got -1\.0"):
-        sampling_of(generate, "--model", "no/where", "--temperature", -1)
-
-
 def test_the_default_limit_is_that_of_the_library():
     assert request(complete.parser().parse_args(["x"]))["max_new_tokens"] is None
 

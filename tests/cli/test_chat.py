@@ -162,23 +162,20 @@ def interrupt(monkeypatch, streamed, turn, before_piece, times):
     monkeypatch.setattr(jlade, "stream", stream)
 
 
-def test_the_conversation_keeps_an_interrupted_answer(chat, streamed, monkeypatch):
-    interrupt(monkeypatch, streamed, turn=2, before_piece=0, times=1)
-    assert chat(["a", "b", "c"]).out == "one.\nt\nthree.\n"
-    assert [request.prompt for request in streamed] == ["a", "aone.b", "aone.btc"]
-    assert [request.state for request in streamed] == [None, "state after one.", "state after one."]
-
-
-def test_a_second_ctrl_c_does_not_wait_for_the_step(chat, streamed, monkeypatch):
-    interrupt(monkeypatch, streamed, turn=1, before_piece=1, times=2)
-    assert chat(["a", "b"]).out == "o\ntwo.\n"
-    assert [request.prompt for request in streamed] == ["a", "aob"]
-
-
-def test_a_question_interrupted_before_its_answer_is_forgotten(chat, streamed, monkeypatch):
-    interrupt(monkeypatch, streamed, turn=1, before_piece=0, times=2)
-    assert chat(["a", "b"]).out == "\ntwo.\n"
-    assert [request.prompt for request in streamed] == ["a", "b"]
+@pytest.mark.parametrize(
+    ("turn", "before_piece", "times", "out", "prompts", "states"),
+    [
+        (2, 0, 1, "one.\nt\nthree.\n", ["a", "aone.b", "aone.btc"], [None, *["state after one."] * 2]),
+        (1, 1, 2, "o\ntwo.\n", ["a", "aob"], [None, None]),
+        (1, 0, 2, "\ntwo.\n", ["a", "b"], [None, None]),
+    ],
+    ids=["after its first piece", "at once, by a second Ctrl-C", "before it begins, and its question is forgotten"],
+)
+def test_an_interrupted_answer_is_kept(turn, before_piece, times, out, prompts, states, chat, streamed, monkeypatch):
+    interrupt(monkeypatch, streamed, turn, before_piece, times)
+    assert chat("abc"[: len(prompts)]).out == out
+    assert [request.prompt for request in streamed] == prompts
+    assert [request.state for request in streamed] == states
 
 
 def test_a_template_can_be_given_and_may_refuse(chat, streamed, tmp_path):
@@ -200,20 +197,11 @@ def test_ctrl_c_at_the_prompt_leaves(monkeypatch, run):
     assert run("chat").out == ""
 
 
-def without_template(tmp_path):
+def test_a_model_without_a_template_chats_with_one_given(tmp_path, chat, streamed, refused):
     directory = tmp_path / "model"
     shutil.copytree(DEMO, directory, ignore=shutil.ignore_patterns("chat_template.jinja"))
-    return directory
-
-
-def test_without_a_template_there_is_no_chat(tmp_path, refused):
-    directory = without_template(tmp_path)
     message = f"{directory} has no chat template: pass a Jinja file with --template"
     assert message in refused(["chat", "--model", directory])
-
-
-def test_a_model_without_a_template_chats_with_one_given(tmp_path, chat, streamed):
-    directory = without_template(tmp_path)
     chat(["a"], "--model", str(directory), "--template", str(DEMO / "chat_template.jinja"))
     assert streamed[0].prompt == "a"
 

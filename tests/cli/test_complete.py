@@ -53,8 +53,10 @@ def test_logits_that_are_not_finite_are_an_error(more, demo, monkeypatch, capsys
 
 
 def test_no_lookahead_is_plain_decoding_alone(capsys):
-    assert cli.main([*SHORT, "--json", "--no-lookahead"]) == 0
+    """Of a text that is the name of a command."""
+    assert cli.main(["--json", "--max-new-tokens", "12", "--no-lookahead", "--", "chat"]) == 0
     result = json.loads(capsys.readouterr().out)
+    assert result["prompt"] == "chat"
     assert result["compression"] == 1
     assert "plain" not in result
 
@@ -99,11 +101,6 @@ def test_a_schema_is_read_from_its_file(monkeypatch, tmp_path, capsys):
     (tmp_path / "schema.json").write_text('{"type": "boolean"}', encoding="utf-8")
     assert cli.main([*SHORT, "--json", "--no-compare", "--schema", str(tmp_path / "schema.json")]) == 0
     assert requests[-1]["grammar"] == jlade.Grammar.json_schema('{"type": "boolean"}')
-
-
-def test_the_name_of_a_command_can_be_completed_too(capsys):
-    assert cli.main(["--json", "--max-new-tokens", "12", "--no-lookahead", "--", "chat"]) == 0
-    assert json.loads(capsys.readouterr().out)["prompt"] == "chat"
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ BEFORE_LOADING = [
     ("chat --template /nowhere", "/nowhere cannot be read"),
     ("chat --model /no/where", NO_MODEL),
     ("generate --batch x", r"^jlade generate: error: argument --batch-size: invalid int value: 'x' \("),
+    ("generate --model no/where --temperature -1", r"temperature must be a number of at least 0, got -1\.0"),
     ("generate nowhere", "^jlade generate: error: nowhere cannot be read: No such file or directory\n"),
     ("generate x --batch-size 3 --mesh data=2", "--batch-size must be a multiple of 2, the size of data in --mesh"),
     ("generate --mesh model=2 --distributed notes.py", "--distributed must be like 10.0.0.1:1234,2,0"),

@@ -136,27 +136,24 @@ def run(
       decoder: that of the model.
       window: the layer's sliding window, None for none.
     """
-    c = decoder.config
-    kept: tuple[jax.Array, ...] = ()
-    normed, mixed, kept_of_state = normalize(hidden, layer.mixer_norm, c), [], None
+    c, entered = decoder.config, hidden
+    normed = normalize(hidden, layer.mixer_norm, c)
+    mixed, kept, kept_of_state = None, tuple[jax.Array, ...](), None
     if layer.attention is not None:
         assert context is not None
-        of_attention, kept = attention.mix(layer.attention, normed, context, window, decoder)
-        mixed.append(of_attention)
+        mixed, kept = attention.mix(layer.attention, normed, context, window, decoder)
     if layer.recurrent is not None:
         assert state is not None
-        of_state, kept_of_state = layer.recurrent.mix(normed, *state, decoder)
-        mixed.append(of_state)
-    feeds = layer.mlp is not None or layer.mixture is not None
-    if c.parallel:  # the MLP reads what the mixer reads
-        normed = normed if layer.mlp_norm is None else normalize(hidden, layer.mlp_norm, c)
-    if mixed:
-        hidden += scale(normalize(sum(mixed[1:], mixed[0]), layer.mixer_post_norm, c), c.residual_scale)
-    if feeds:
-        if not c.parallel:
-            normed = normalize(hidden, layer.mlp_norm, c)
-        added = normalize(_feed(layer, hidden, normed, decoder), layer.mlp_post_norm, c)
-        hidden += scale(added, c.residual_scale)
+        beside, kept_of_state = layer.recurrent.mix(normed, *state, decoder)
+        mixed = beside if mixed is None else mixed + beside
+    if mixed is not None:
+        hidden += _added(mixed, layer.mixer_post_norm, c)
+    if not c.parallel or layer.mlp_norm is not None:  # otherwise an MLP reads what the mixer reads
+        normed = normalize(entered if c.parallel else hidden, layer.mlp_norm, c)
+    if layer.mixture is not None:
+        hidden += _added(layer.mixture.feed(hidden, normed, layer.mlp, decoder), layer.mlp_post_norm, c)
+    elif layer.mlp is not None:
+        hidden += _added(layer.mlp.feed(normed, decoder), layer.mlp_post_norm, c)
     if layer.own_input is not None:
         assert own_input is not None
         hidden += layer.own_input.feed(hidden, own_input, c)
@@ -165,9 +162,6 @@ def run(
     return hidden, kept, kept_of_state
 
 
-def _feed(layer: Layer, hidden: jax.Array, normed: jax.Array, decoder: "Llama") -> jax.Array:
-    """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
-    if layer.mixture is not None:
-        return layer.mixture.feed(hidden, normed, layer.mlp, decoder)
-    assert layer.mlp is not None
-    return layer.mlp.feed(normed, decoder)
+def _added(x: jax.Array, norm: Norm | None, config: LlamaConfig) -> jax.Array:
+    """Returns what a mixer or an MLP, whose result is `x` [B, T, E], adds to the hidden states."""
+    return scale(normalize(x, norm, config), config.residual_scale)
