@@ -313,12 +313,17 @@ def test_methods_that_need_torch_are_refused_by_name_and_else_left_out(refused, 
     assert "transformers-lookup" not in selected["table3"].methods
 
 
-def test_a_run_of_another_model_and_a_report_of_what_was_not_run_are_refused(made, refused, tmp_path, capsys):
+def test_a_run_of_another_model_is_refused(made, refused, tmp_path, capsys):
     arguments = ["bench", "--methods", "plain", "--limit", "1", "--output", str(tmp_path)]
     assert cli.main(arguments) == 0
     capsys.readouterr()
     error = refused([*arguments, "--max-new-tokens", "7"])
     assert re.search("holds a run with max_new_tokens=128, and this one has 7: name another --output", error)
+
+
+def test_a_report_of_experiments_that_were_not_made(made, refused, tmp_path, capsys):
+    assert cli.main(["bench", "--methods", "plain", "--limit", "1", "--output", str(tmp_path)]) == 0
+    capsys.readouterr()
     error = refused(["bench", "table3", "figure4", "--report", str(tmp_path), "--output", str(tmp_path / "new")])
     assert error == "jlade bench: error: the results have nothing for table3, figure4\n"
 

@@ -117,7 +117,7 @@ def client(served):
 @pytest.fixture(scope="session")
 def json_engine():
     """An engine of a model whose tokens spell JSON."""
-    lookahead = LookaheadConfig.tree(31)  # with all sources, as deep as drafts go
+    lookahead = LookaheadConfig.tree(7)
     with jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=lookahead) as made:
         yield made
 

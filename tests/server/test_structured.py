@@ -8,6 +8,7 @@ import openai
 import pytest
 
 import jlade
+from jlade import LookaheadConfig
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
@@ -201,8 +202,13 @@ def with_tools_of_items(body):
 
 
 @pytest.fixture(scope="module")
-def client(json_engine):
-    with running(json_engine, json_chat.READER) as served, served.openai() as made:
+def client():
+    lookahead = LookaheadConfig.tree(31)  # with all sources, as deep as drafts go
+    with (
+        jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=lookahead) as engine,
+        running(engine, json_chat.READER) as served,
+        served.openai() as made,
+    ):
         yield made
 
 
