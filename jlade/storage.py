@@ -93,9 +93,10 @@ def load(
     options = LoadOptions(dtype, sharding, bits=8 if int8 else bits, strict=strict, mesh=mesh, adapter=adapter)
     checkpoint = formats.find(location.find(path, revision, weights=True))
     params, tokenizer = read(checkpoint, options)
-    if settings := generation_settings.changing(checkpoint.generation, generation_settings.OF_GREEDY):
+    settings = checkpoint.generation
+    if changing := generation_settings.changing(settings, generation_settings.OF_GREEDY):
         warnings.warn(
-            f"{checkpoint.generation.file}: {', '.join(settings)} change greedy texts too, where a call is given "
+            f"{settings.file}: {', '.join(changing)} change greedy texts too, where a call is given "
             "sampling=jlade.load_sampling(path) and constraint=jlade.load_constraints(path)",
             stacklevel=2,
         )

@@ -100,11 +100,12 @@ def arrays_of(config: LlamaConfig, layer: int) -> dict[str, Array]:
 
 def build(config: LlamaConfig, layer: int, make: Callable[[str, Array], Any]) -> Layer:
     """Returns a layer with `make(path, array)` in the place of each array."""
-    made: dict[str, dict[str, Any]] = {name: {} for name in parts_of(config, layer)}
-    for path, array in arrays_of(config, layer).items():
-        name, field = path.split(".")
-        made[name][field] = make(path, array)
-    return Layer(**{name: part(**made[name]) for name, part in parts_of(config, layer).items()})
+
+    def made(name: str, part: Any) -> Any:
+        arrays = part.arrays(config, layer).items()
+        return part(**{field: make(f"{name}.{field}", array) for field, array in arrays if array is not None})
+
+    return Layer(**{name: made(name, part) for name, part in parts_of(config, layer).items()})
 
 
 def changed(config: LlamaConfig, number: int, layer: Layer, change: Callable[[str, Array, Any], Any]) -> Layer:

@@ -127,14 +127,6 @@ class Attention:
             queries = (queries.astype(jnp.float32) * context.query_scales).astype(queries.dtype)
         return [queries, *keys, *values]
 
-    def join(self, mixed: jax.Array, normed: jax.Array, decoder: "Llama") -> jax.Array:
-        """Returns [B, T, E], given the mixed values [B, T, H, D] of the hidden states [B, T, E]."""
-        mixed = mixed.reshape(*mixed.shape[:2], -1)
-        if self.gate is not None:
-            mixed *= jax.nn.sigmoid(linear(normed, self.gate))
-        joined = sum_linear(mixed, self.output, self.output_bias, decoder.axes)
-        return scale(joined, decoder.config.multipliers.attention_output)
-
 
 def mix(
     attention: Attention | LatentAttention, normed: jax.Array, context: Context, window: int | None, decoder: "Llama"
@@ -152,4 +144,10 @@ def mix(
     rest = context.length, context.block_mask, context.positions, sinks
     operands = Operands.of(queries, kept, context.cached, *rest, table=context.table)
     mixed = attend(operands, window, decoder.attention, c.score_scale, c.attention_cap, split)
-    return attention.join(mixed, normed, decoder), kept
+    if isinstance(attention, LatentAttention):
+        mixed = attention.values(mixed)
+    mixed = mixed.reshape(*normed.shape[:2], -1)
+    if attention.gate is not None:
+        mixed *= jax.nn.sigmoid(linear(normed, attention.gate))
+    joined = sum_linear(mixed, attention.output, attention.output_bias, decoder.axes)
+    return scale(joined, c.multipliers.attention_output), kept

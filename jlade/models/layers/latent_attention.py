@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jlade.mesh import MODEL
 from jlade.models.architecture import Latent, LlamaConfig
 from jlade.models.layers.arrays import Array, Arrays, by_inputs, by_outputs, whole
-from jlade.models.nn import linear, normalize, split_heads, sum_linear
+from jlade.models.nn import linear, normalize, split_heads
 from jlade.models.quantization import Matrix
 from jlade.models.rotary import rotate
 
@@ -79,13 +79,6 @@ class LatentAttention:
         if context.query_scales is not None:
             queries = (queries.astype(jnp.float32) * context.query_scales).astype(queries.dtype)
         return [queries, jnp.concatenate([latent, shared], axis=-1)]
-
-    def join(self, mixed: jax.Array, normed: jax.Array, decoder: "Llama") -> jax.Array:
-        """Returns [B, T, E], given the weighted sums of keys [B, T, H, D] of the hidden states [B, T, E]."""
-        values = self.values(mixed).reshape(*mixed.shape[:2], -1)
-        if self.gate is not None:
-            values *= jax.nn.sigmoid(linear(normed, self.gate))
-        return sum_linear(values, self.output, self.output_bias, decoder.axes)
 
     def values(self, mixed: jax.Array) -> jax.Array:
         """Returns the values [B, T, H, V] of the weighted sums of keys [B, T, H, D]."""
