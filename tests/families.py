@@ -356,8 +356,8 @@ def class_of(model_type):
     return getattr(transformers, FAMILIES[model_type].architecture)
 
 
-def checkpoint(family, changes, directory):
-    """Saves a random model of transformers; returns it and the parameters that jlade loads."""
+def model_of(family, changes):
+    """Returns a model of transformers, random by a fixed seed, without end tokens."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
     shape = SIZES | {
@@ -371,6 +371,14 @@ def checkpoint(family, changes, directory):
     config = getattr(transformers, f"{family}Config")(**(shape | changes))
     model = class_of(config.model_type)(config).eval()
     model.generation_config.eos_token_id = None
+    return model
+
+
+def checkpoint(family, changes, directory):
+    """Saves a random model of transformers; returns it and the parameters that jlade loads."""
+    model = model_of(family, changes)
+    import torch
+
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if "norm" in name or "ln_" in name or name.endswith(("bias", *SCALES)):

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from jlade.conversion import adapter as adapters
 from jlade.conversion import chat_tokenizer, generation_settings, gguf_config, gguf_tokenizer
 from jlade.conversion.checkpoint import Checkpoint, LoadOptions
+from jlade.conversion.gguf_architectures import Metadata
 from jlade.conversion.gguf_header import existing, parts_of, read_header
-from jlade.conversion.gguf_weights import model_tensors
+from jlade.conversion.gguf_tensors import model_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.tokenizer_files import add_tokens
 from jlade.conversion.weight_files import Tensor, stamp_of
@@ -117,7 +118,8 @@ def read(file: pathlib.Path) -> GGUFModel:
 @functools.lru_cache(maxsize=1)
 def _read(file: pathlib.Path, stamps: tuple[tuple[int, ...], ...]) -> GGUFModel:
     """Reads a header; `stamps` change with the files."""
-    metadata, tensors, factors = read_header(file)
-    config = gguf_config.read_config(metadata, {name: tensor.shape for name, tensor in tensors.items()}, factors)
-    own = {name: tensor for name, tensor in tensors.items() if name not in factors}
-    return GGUFModel(metadata, config, model_tensors(own, config, metadata))
+    header = read_header(file)
+    own = {name: tensor for name, tensor in header.tensors.items() if name not in header.factors}
+    metadata = Metadata(header.metadata, {name: tensor.shape for name, tensor in own.items()}, header.factors)
+    config = gguf_config.read_config(metadata)
+    return GGUFModel(header.metadata, config, model_tensors(own, config, metadata))

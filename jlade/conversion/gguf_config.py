@@ -1,36 +1,123 @@
 """The metadata of GGUF files, read as the config.json that they were made from, by their architectures."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from jlade.conversion.families import FAMILIES
+from jlade.conversion.family import SIZES, Family
+from jlade.conversion.gguf_architectures import (
+    HEADS_OF_KEYS,
+    LONG_FACTORS,
+    PATTERN,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    WINDOW,
+    Architecture,
+    Metadata,
+    architecture_of,
+)
 from jlade.conversion.hf_config import parse
 from jlade.conversion.hf_rotary import DEFAULT_THETA, FULL, SLIDING, write_scaling
 from jlade.conversion.json_files import Values, refuse_or_warn
-from jlade.conversion.parts import Shape
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import LinearScaling, Llama3Scaling, Scaling, YarnScaling, inverse_frequencies
+from jlade.models.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    Scaling,
+    YarnScaling,
+    inverse_frequencies,
+)
 
-# Tensors with divisors of the rotary frequencies: of LLaMA 3, and of LongRoPE up to the original length and beyond.
-ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-
-# The keys below follow "llama.", or the name of another architecture.
+# Keys of a file, which follow "llama." or the name of another architecture -> names of them in config.json. A family
+# reads one of them; the value of a key that it does not read must be one of `_ONLY_VALUES`, or the key changes nothing.
+SHARED_SIZE = "expert_shared_feed_forward_length"
+_EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+KEYS: dict[str, tuple[str, ...]] = {
+    "attention.kv_lora_rank": ("kv_lora_rank",),
+    "attention.layer_norm_epsilon": _EPSILON,
+    "attention.layer_norm_rms_epsilon": _EPSILON,
+    "attention.q_lora_rank": ("q_lora_rank",),
+    "attention.scale": ("attention_multiplier",),
+    "attention.shared_kv_layers": ("num_kv_shared_layers",),
+    WINDOW: ("sliding_window",),
+    "attention.value_length_mla": ("v_head_dim",),
+    PATTERN: ("sliding_window_pattern",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
+    "embedding_scale": ("embedding_multiplier",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    SHARED_SIZE: (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+    "expert_used_count": ("num_experts_per_tok", "moe_k", "top_k_experts"),
+    "expert_weights_norm": ("norm_topk_prob", "route_norm"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale", "router_scaling_factor"),
+    "feed_forward_length": ("intermediate_size_mlp", "intermediate_size"),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "full_attention_interval": ("full_attention_interval",),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "logit_scale": ("logit_scale", "logits_scaling"),
+    "moe_latent_size": ("moe_latent_size",),
+    "residual_scale": ("residual_multiplier",),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim"),
+    "ssm.group_count": ("mamba_n_groups", "n_groups", "linear_num_key_heads"),
+    "ssm.state_size": ("mamba_d_state", "ssm_state_size", "linear_key_head_dim"),
+    "ssm.time_step_rank": ("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads"),
+    "use_parallel_residual": ("use_parallel_residual", "parallel_attn"),
+}
+_FLAGS = {"expert_weights_norm", "use_parallel_residual"}
+_NUMBERS = {
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.scale",
+    "attn_logit_softcapping",
+    "embedding_scale",
+    "expert_weights_scale",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+}
+_MAY_BE_ZERO = {
+    "attention.shared_kv_layers",
+    "embedding_length_per_layer_input",
+    "expert_count",
+    "expert_shared_count",
+    "leading_dense_block_count",
+}
+# Other keys that are read, or that change nothing in text.
 _READ = {
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
-    "attention.layer_norm_rms_epsilon",
+    "attention.key_length_mla",
+    "attention.key_length_swa",
+    "attention.recurrent_layers",
+    "attention.temperature_scale",
     "attention.value_length",
+    "attention.value_length_swa",
     "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
+    "expert_gating_func",
+    "nextn_predict_layers",
     "rope.dimension_count",
+    "rope.dimension_count_swa",
+    "rope.dimension_sections",  # of positions in images
     "rope.freq_base",
+    "rope.freq_base_swa",
     "rope.scale_linear",  # of old files
     "rope.scaling.attn_factor",
     "rope.scaling.factor",
@@ -41,26 +128,51 @@ _READ = {
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
+    "ssm.inner_size",
     "tensor_data_layout",
     "vocab_size",
 }
-# Keys that change the output, with the one value that does not.
+# Keys that change the output, with the one value that does not, of architectures that do not read them.
 _ONLY_VALUES: dict[str, Any] = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
     "attention.scale": 0.0,
-    "attention.sliding_window": 0,
+    WINDOW: 0,
     "attn_logit_softcapping": 0.0,
     "embedding_scale": 0.0,
     "expert_count": 0,
     "expert_used_count": 0,
+    "expert_weights_norm": False,
+    "expert_weights_scale": 1.0,
+    SHARED_SIZE: 0,
     "final_logit_softcapping": 0.0,
     "logit_scale": 0.0,
     "residual_scale": 0.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
+    "rope.scaling.alpha": 0.0,
     "use_parallel_residual": False,
 }
+# Values of llama.cpp for missing keys, where transformers has others for some family.
+_DEFAULTS: dict[str, Any] = {
+    "attention.q_lora_rank": None,
+    WINDOW: None,
+    "expert_group_count": 1,
+    "expert_group_used_count": 1,
+    "expert_weights_norm": False,
+    "expert_weights_scale": 1.0,
+    "leading_dense_block_count": 0,
+}
+# Fields of `LlamaConfig` that follow from tensors of which one is there, where a family has a key for them.
+_TENSORS = {
+    "attention_output_bias": ("attn_output.bias",),
+    "qkv_bias": ("attn_q.bias", "attn_qkv.bias"),
+    "mlp_bias": ("ffn_up.bias",),
+    "output_bias": ("output.bias",),
+    "qk_norm": ("attn_q_norm.weight",),
+    "selection_bias": ("exp_probs_b.bias",),
+}
+_GATES = {"sigmoids": 2}  # values of expert_gating_func, by the routing of a family; 1 for others
 # Names of tokens that end a text in llama.cpp (llama_vocab::impl::load), whatever the keys and the types say.
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<eos>",
@@ -75,6 +187,7 @@ _MIDDLE_ENDS = {
 }
 # With a token of each, "<|end|>" ends one of several messages.
 _CALL_ENDS, _OTHER_ENDS = {"<|call|>", "<|calls|>"}, {"<|return|>", "<|flush|>"}
+UNROTATED = float(np.float32(1e30))  # a divisor that leaves no rotation
 SAMPLING = "general.sampling."
 # Of the settings of sampling, the key of generation_config.json.
 _SAMPLING = {
@@ -86,164 +199,122 @@ _SAMPLING = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """An architecture of llama.cpp.
-
-    Attributes:
-      family: the `model_type` of transformers.
-      keys: of config.json, by the key of the file after "gemma2." and the like; besides those of all architectures.
-      derived: keys of config.json that files lack, at least some, with a value or a function from the other keys.
-      norm_offset: the converter adds it to the weights of norms.
-      is_permuted: whether the converter reorders the rows of queries and keys, for rotations that turn neighbours.
-    """
-
-    family: str
-    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    derived: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    norm_offset: float = 0.0
-    is_permuted: bool = False
-
-
-def _query_scale(layers_of_27b: int) -> dict[str, Callable[[Values], int]]:
-    """Returns the key for the scale of the queries of Gemma 2 and 3, where one size differs from all others."""
-
-    def scalar(config: Values) -> int:
-        if config.size("num_hidden_layers") == layers_of_27b:
-            return config.size("hidden_size") // config.size("num_attention_heads")
-        return config.size("head_dim")
-
-    return {"query_pre_attn_scalar": scalar}
-
-
-def _phi3_window(config: Values) -> int | None:
-    """Returns the window of models whose files are older than the key for it."""
-    return 2047 if config.size("max_position_embeddings") == 4096 else None
-
-
-_EXPERTS = {"expert_used_count": "num_experts_per_tok"}
-_WINDOW = {"attention.sliding_window": "sliding_window"}
-_GEMMA_2 = _WINDOW | {
-    "attention.sliding_window_pattern": "sliding_window_pattern",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", is_permuted=True),  # also Mistral, and Mixtral: see `architecture_of`
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture(
-        "qwen3_moe",
-        _EXPERTS | {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"},
-        derived={"norm_topk_prob": True},
-    ),
-    "gemma": Architecture("gemma", norm_offset=1.0),
-    "gemma2": Architecture(
-        "gemma2",
-        _GEMMA_2 | {"attn_logit_softcapping": "attn_logit_softcapping"},
-        derived=_query_scale(layers_of_27b=46),
-        norm_offset=1.0,
-    ),
-    "gemma3": Architecture(
-        "gemma3_text",
-        _GEMMA_2 | {"rope.freq_base_swa": "rope_local_base_freq"},
-        derived={"sliding_window": None} | _query_scale(layers_of_27b=62),
-        norm_offset=1.0,
-    ),
-    "phi3": Architecture(
-        "phi3",
-        _WINDOW | {"rope.scaling.original_context_length": "original_max_position_embeddings"},
-        derived={"sliding_window": _phi3_window},
-    ),
-}
-MIXTRAL = Architecture("mixtral", _EXPERTS | {"expert_count": "num_local_experts"}, is_permuted=True)
-
-
-def architecture_of(values: Values) -> Architecture:
-    """Returns the architecture that the metadata of a file name."""
-    name = values.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ValueError(f"{values.file}: general.architecture is {name!r}; supported are {', '.join(ARCHITECTURES)}")
-    return MIXTRAL if name == "llama" and values.get("llama.expert_count") else ARCHITECTURES[name]
-
-
-def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[str, np.ndarray]) -> LlamaConfig:
-    """Returns the configuration in the metadata of a file.
-
-    Args:
-      shapes: of the tensors, by their names in the file.
-      factors: the tensors of `ROPE_FACTORS`, `SHORT_FACTORS` and `LONG_FACTORS` that there are.
-    """
+def read_config(file: Metadata) -> LlamaConfig:
+    """Returns the configuration that a file describes."""
+    values, shapes = file.values, file.shapes
     if (kind := values.get("general.type", "model")) != "model":  # an adapter, the part of a model that reads images
         raise ValueError(f"{values.file}: general.type is {kind!r}; supported is 'model'")
-    architecture = architecture_of(values)
-    prefix = f"{values.get('general.architecture')}."
-    for key, supported in _ONLY_VALUES.items():
-        if key not in architecture.keys and (value := values.get(prefix + key, supported)) != supported:
-            raise ValueError(f"{values.file}: {prefix}{key} is {value!r}; supported is {supported!r}")
-    num_layers = values.size(f"{prefix}block_count")
+    architecture = architecture_of(file)
+    family = FAMILIES[architecture.family]
+    num_layers = file.num_layers
     if num_layers > len(shapes):
-        raise ValueError(f"{values.file}: {prefix}block_count is {num_layers}, but there are {len(shapes)} tensors")
+        raise ValueError(
+            f"{values.file}: {file.prefix}block_count is {num_layers}, but there are {len(shapes)} tensors"
+        )
     # Files without the key have a token for each row of the embedding.
     rows = shapes.get("token_embd.weight", (0,))[0] or None
-    theta = values.number(f"{prefix}rope.freq_base", DEFAULT_THETA)
-    heads = _read_heads(values, prefix, is_partial="partial_rotary_factor" in FAMILIES[architecture.family].reads)
+    heads = _read_heads(file, architecture, family)
     content: dict[str, Any] = heads | {
-        "vocab_size": values.size(f"{prefix}vocab_size", rows),
-        "intermediate_size": values.size(f"{prefix}feed_forward_length"),
+        "vocab_size": file.size("vocab_size", rows),
         "num_hidden_layers": num_layers,
-        "max_position_embeddings": values.size(f"{prefix}context_length"),
-        "rms_norm_eps": values.number(f"{prefix}attention.layer_norm_rms_epsilon"),
-        "rope_theta": theta,
-        "rope_scaling": _read_scaling(values, prefix, factors, heads["head_dim"], theta) or {"rope_type": "default"},
         "tie_word_embeddings": "output.weight" not in shapes,
-        "attention_bias": "blk.0.attn_q.bias" in shapes,
-        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
     }
-    known = Values(values.file, content)
-    content |= {key: value(known) if callable(value) else value for key, value in architecture.derived.items()}
-    stored = {name: values.get(prefix + key) for key, name in architecture.keys.items()}
-    content |= {name: value or None for name, value in stored.items() if value is not None}  # 0 stands for none
-    if isinstance(pattern := content.get("sliding_window_pattern"), list):
-        content["layer_types"] = [SLIDING if has_window else FULL for has_window in pattern]
+    content |= _read_keys(file, architecture, family)
+    content |= {
+        family.keys[field]: any(map(file.has, names)) for field, names in _TENSORS.items() if field in family.keys
+    }
+    content |= {key: value(file) if callable(value) else value for key, value in architecture.values.items()}
+    content |= _read_rotations(file, architecture, family, heads.get("head_dim", 0))
     config = parse(values.file, content, architecture.family)
     return dataclasses.replace(config, eos_ids=_read_eos_ids(values, config.vocab_size))
+
+
+def _read_keys(file: Metadata, architecture: Architecture, family: Family) -> dict[str, Any]:
+    """Returns the keys of config.json that the family reads and that have one in the file.
+
+    Raises:
+      ValueError: names a key that changes the output of the model in a way that the family does not know.
+    """
+    reads, content = {*SIZES, *family.reads}, dict[str, Any]()
+    for key, names in KEYS.items():
+        name = next((name for name in names if name in reads), None)
+        value = file.get(key, _DEFAULTS.get(key))
+        if name in architecture.values or (value is None and key not in _DEFAULTS):
+            continue
+        if key == PATTERN and isinstance(value, list):
+            continue  # it is a list of kinds of layers
+        if name is not None:
+            content[name] = _value(file, key) if file.get(key) is not None else value
+        elif key == SHARED_SIZE and any(name in reads for name in KEYS["expert_shared_count"]):
+            continue  # the number of shared experts says it
+        elif key in _ONLY_VALUES:
+            _check(file, key, _ONLY_VALUES[key], *(of for one in names for of in family.only.get(one, ())))
+    for key in _ONLY_VALUES.keys() - KEYS.keys():
+        _check(file, key, _ONLY_VALUES[key])
+    _check(file, "expert_gating_func", _GATES.get(family.fixed.get("routing", ""), 1), 0)
+    return content
+
+
+def _value(file: Metadata, key: str) -> Any:
+    """Returns the value of a key that is in the file; 0 stands for none where a number has no other meaning."""
+    name = file.prefix + key
+    if key in _FLAGS:
+        return file.values.boolean(name)
+    if key in _NUMBERS:
+        return file.number(key) if file.get(key) != 0 else None
+    if key in _MAY_BE_ZERO:
+        return file.values.count(name)
+    return file.size(key) if key != WINDOW or file.get(key) != 0 else None
+
+
+def _check(file: Metadata, key: str, *accepted: Any) -> None:
+    """Raises unless a key has one of some values, or the file lacks it."""
+    if (value := file.get(key, accepted[0])) not in accepted:
+        supported = " or ".join(map(repr, dict.fromkeys(accepted)))
+        raise ValueError(f"{file.values.file}: {file.prefix}{key} is {value!r}; supported is {supported}")
 
 
 def unknown_keys(values: Values) -> dict[str, Any]:
     """Returns the keys of the architecture that `read_config` does not know, with their values."""
     prefix = f"{values.get('general.architecture')}."
-    read_keys = {prefix + key for key in _READ | _ONLY_VALUES.keys() | architecture_of(values).keys.keys()}
+    read_keys = {prefix + key for key in _READ | _ONLY_VALUES.keys() | KEYS.keys()}
     return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in read_keys}
 
 
 def check_keys(values: Values, strict: bool) -> None:
-    """Warns of unknown keys of the architecture, or refuses them if `strict`."""
+    """Warns of what is ignored, unknown keys of the architecture and further layers, or refuses it if `strict`."""
+    if count := values.get(f"{values.get('general.architecture')}.nextn_predict_layers"):
+        said = f"{count} layers that predict further tokens"
+        refuse_or_warn(strict, values.file, said, f"{values.file}: ignored {said}")
     if named := ", ".join(unknown_keys(values)):
         warning = f"{values.file}: ignored unknown keys, which strict=True refuses: {named}"
         refuse_or_warn(strict, values.file, f"unknown keys: {named}", warning)
 
 
-def _read_heads(values: Values, prefix: str, is_partial: bool) -> dict[str, Any]:
-    """Returns the keys of config.json for heads, of which only a part is rotated if `is_partial` allows it."""
-    hidden_size, num_heads = values.size(f"{prefix}embedding_length"), values.size(f"{prefix}attention.head_count")
-    num_kv_heads = values.size(f"{prefix}attention.head_count_kv", num_heads)
+def _read_heads(file: Metadata, architecture: Architecture, family: Family) -> dict[str, Any]:
+    """Returns the keys of config.json for heads, of which only a part is rotated if the family allows it."""
+    num_heads = file.size("attention.head_count")
+    if "kv_lora_rank" in family.reads:
+        return {"num_attention_heads": num_heads}
+    has_own = "num_key_value_heads" in architecture.values or not any(file.of_layers(HEADS_OF_KEYS))
+    num_kv_heads = num_heads if has_own else file.size(HEADS_OF_KEYS)
     if num_heads % num_kv_heads:
         raise ValueError(
-            f"{values.file}: {prefix}attention.head_count ({num_heads}) must be a multiple of "
-            f"{prefix}attention.head_count_kv ({num_kv_heads})"
+            f"{file.values.file}: {file.prefix}attention.head_count ({num_heads}) must be a multiple of "
+            f"{file.prefix}attention.head_count_kv ({num_kv_heads})"
         )
-    head_dim = values.size(f"{prefix}attention.key_length", hidden_size // num_heads)
-    rotary_dim = values.size(f"{prefix}rope.dimension_count", head_dim)
-    sizes = {"attention.value_length": values.size(f"{prefix}attention.value_length", head_dim)}
-    if not is_partial:
+    head_dim = file.size("attention.key_length", file.size("embedding_length") // num_heads)
+    rotary_dim = file.size("rope.dimension_count", head_dim)
+    sizes = {"attention.value_length": file.size("attention.value_length", head_dim)}
+    if not {"partial_rotary_factor", "rotary_dim"} & family.reads.keys():
         sizes["rope.dimension_count"] = rotary_dim
     for key, size in sizes.items():
         if size != head_dim or head_dim % 2:
             raise ValueError(
-                f"{values.file}: {prefix}{key} must be the length of a head, an even number, got {size} for {head_dim}"
+                f"{file.values.file}: {file.prefix}{key} must be the length of a head, an even number, got {size} for "
+                f"{head_dim}"
             )
     return {
-        "hidden_size": hidden_size,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -290,48 +361,68 @@ def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _read_scaling(
-    values: Values, prefix: str, factors: Mapping[str, np.ndarray], head_dim: int, theta: float
-) -> dict[str, Any] | None:
+def _read_rotations(file: Metadata, architecture: Architecture, family: Family, head_dim: int) -> dict[str, Any]:
+    """Returns the keys of config.json for rotations."""
+    theta = file.number("rope.freq_base", DEFAULT_THETA)
+    scaling = _read_scaling(file, head_dim, theta) or {"rope_type": "default"}
+    if scaling["rope_type"] == "yarn" and (own := architecture.scaling(file)):
+        scaling |= own
+        if "mscale_all_dim" in own:
+            del scaling["attention_factor"]
+    if family.rotary != "type":
+        _check(file, "rope.freq_base_swa", theta)
+        return {"rope_theta": theta, "rope_scaling": scaling}
+    local = file.number("rope.freq_base_swa", architecture.local_theta or theta)
+    return {
+        "rope_parameters": {
+            FULL: scaling | {"rope_theta": theta},
+            SLIDING: {"rope_type": "default", "rope_theta": local},
+        }
+    }
+
+
+def _read_scaling(file: Metadata, head_dim: int, theta: float) -> dict[str, Any] | None:
     """Returns the value of rope_scaling for the keys and the tensors of a file, with llama.cpp's defaults."""
+    factors = file.factors
     if SHORT_FACTORS in factors or LONG_FACTORS in factors:
         if SHORT_FACTORS not in factors:
-            raise ValueError(f"{values.file}: 1 tensors are missing: {SHORT_FACTORS}")
+            raise ValueError(f"{file.values.file}: 1 tensors are missing: {SHORT_FACTORS}")
+        attention_factor = file.number("rope.scaling.attn_factor")
         return {
             "rope_type": "longrope",
             "short_factor": factors[SHORT_FACTORS].tolist(),
-            "attention_factor": values.number(f"{prefix}rope.scaling.attn_factor"),
+            "attention_factor": attention_factor,
+            "short_mscale": attention_factor,  # its name in Phi-MoE
         }
-    scaling = _scaling_of_keys(values, prefix)
+    scaling = _scaling_of_keys(file)
     if ROPE_FACTORS in factors:
         if scaling is not None:
-            raise ValueError(f"{values.file}: {ROPE_FACTORS} is not supported with {prefix}rope.scaling.type")
-        scaling = _scaling_of(values, factors[ROPE_FACTORS], head_dim, theta)
+            raise ValueError(f"{file.values.file}: {ROPE_FACTORS} is not supported with {file.prefix}rope.scaling.type")
+        scaling = _scaling_of(file.values, factors[ROPE_FACTORS], head_dim, theta)
     return write_scaling(scaling)
 
 
-def _scaling_of_keys(values: Values, prefix: str) -> Scaling | None:
+def _scaling_of_keys(file: Metadata) -> Scaling | None:
     """Returns the scaling that the keys describe, with llama.cpp's defaults."""
-    kind = values.get(f"{prefix}rope.scaling.type", "linear")
-    factor = values.get(f"{prefix}rope.scaling.factor") or values.get(f"{prefix}rope.scale_linear") or 1.0
-    factor = Values(values.file, {f"{prefix}rope.scaling.factor": factor}).number(f"{prefix}rope.scaling.factor")
-    attention_factor = values.number(f"{prefix}rope.scaling.attn_factor", 1.0)
+    kind, values = file.get("rope.scaling.type", "linear"), file.values
+    factor = file.get("rope.scaling.factor") or file.get("rope.scale_linear") or 1.0
+    factor = Values(values.file, {f"{file.prefix}rope.scaling.factor": factor}).number(
+        f"{file.prefix}rope.scaling.factor"
+    )
+    attention_factor = file.number("rope.scaling.attn_factor", 1.0)
     if kind == "yarn":
-        if (mix := values.get(f"{prefix}rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
-            raise ValueError(f"{values.file}: {prefix}rope.scaling.yarn_ext_factor is {mix!r}; supported is 1.0")
+        _check(file, "rope.scaling.yarn_ext_factor", 1.0)
         return YarnScaling(
             factor=factor,
-            beta_fast=values.number(f"{prefix}rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=values.number(f"{prefix}rope.scaling.yarn_beta_slow", 1.0),
+            beta_fast=file.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=file.number("rope.scaling.yarn_beta_slow", 1.0),
             attention_factor=attention_factor * (1 + 0.1 * math.log(factor)),
-            original_max_positions=values.size(
-                f"{prefix}rope.scaling.original_context_length", values.size(f"{prefix}context_length")
-            ),
+            original_max_positions=file.size("rope.scaling.original_context_length", file.size("context_length")),
         )
     if kind not in ("none", "linear"):
-        raise ValueError(f"{values.file}: {prefix}rope.scaling.type is {kind!r}; supported are none, linear, yarn")
+        raise ValueError(f"{values.file}: {file.prefix}rope.scaling.type is {kind!r}; supported are none, linear, yarn")
     if attention_factor != 1.0:
-        raise ValueError(f"{values.file}: {prefix}rope.scaling.attn_factor is supported with the type yarn alone")
+        raise ValueError(f"{values.file}: {file.prefix}rope.scaling.attn_factor is supported with the type yarn alone")
     return LinearScaling(factor) if kind == "linear" and factor != 1.0 else None
 
 
@@ -344,8 +435,10 @@ def _scaling_of(values: Values, factors: np.ndarray, head_dim: int, theta: float
         plain = inverse_frequencies(head_dim, theta)
         if np.all(factors == 1):
             return None
-        for exponent in range(5, 21):
-            scaling = Llama3Scaling(float(np.max(factors)), 1.0, 4.0, original_max_positions=2**exponent)
+        if set(factors.tolist()) <= {1.0, UNROTATED}:
+            return ProportionalScaling(float(np.mean(factors == 1)))
+        for high, exponent in itertools.product((4.0, 1.0), range(5, 21)):  # those of Llama 3 and 4
+            scaling = Llama3Scaling(float(np.max(factors)), 1.0, high, original_max_positions=2**exponent)
             expected = plain / inverse_frequencies(head_dim, theta, scaling)
             if np.allclose(factors, expected, rtol=1e-5, atol=0):
                 return scaling

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jlade.conversion.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from jlade.conversion.gguf_architectures import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from jlade.conversion.gguf_weights import GGUFTensor
 from jlade.conversion.json_files import Values
 from jlade.conversion.parts import TensorPart

@@ -3,23 +3,17 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
 
 from jlade.conversion import gguf_blocks
-from jlade.conversion.gguf_config import architecture_of
-from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
-from jlade.conversion.json_files import Values
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape, TensorPart, runs
-from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
+from jlade.conversion.tensors import ARRAYS
 from jlade.conversion.weight_files import CHUNK, ComposedTensor, Tensor, aligned, broken_rows
 from jlade.models.grouped import GroupedMatrix
-from jlade.models.llama import LlamaConfig
 
 FLOATING = ("F32", "F16", "BF16")  # the types of vectors
 TYPES = (
@@ -32,7 +26,7 @@ TYPES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class GGUFTensor:
     """A tensor in a file, as described by the file's header.
 
@@ -41,8 +35,9 @@ class GGUFTensor:
       offset: of the first byte.
       dtype: in GGUF's spelling.
       name: in the file.
-      head_dim: of queries and keys whose rows are permuted, see `stored_rows`; 0 if they are not.
-      added: to every element of the file.
+      rows: the places in the file of the model's rows, None if they are the same.
+      columns: the same of columns.
+      change: makes the model's elements of those in the file, None if they are the same.
     """
 
     file: pathlib.Path
@@ -52,16 +47,23 @@ class GGUFTensor:
     dtype: str
     num_bytes: int
     name: str
-    head_dim: int = 0
-    added: float = 0.0
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    change: Callable[[np.ndarray], np.ndarray] | None = None
 
     def divide(self, shapes: Iterable[Shape]) -> list["GGUFTensor"]:
         """Returns the parts of the tensor that have these shapes, one after the other."""
-        parts, offset = [], self.offset
+        parts, offset, begin = [], self.offset, 0
         for shape in shapes:
             size = self.num_bytes * math.prod(shape) // math.prod(self.shape)
-            parts.append(dataclasses.replace(self, offset=offset, shape=shape, num_bytes=size))
-            offset += size
+            part = dataclasses.replace(self, shape=shape, num_bytes=size)
+            end = begin + math.prod(shape[:-1])
+            if self.rows is None:
+                part = dataclasses.replace(part, offset=offset)
+            else:
+                part = dataclasses.replace(part, rows=self.rows[begin:end])
+            parts.append(part)
+            offset, begin = offset + size, end
         return parts
 
     @property
@@ -86,13 +88,17 @@ class GGUFTensor:
         broken: set[int] = set()
         for run in runs(parts):
             rows, first, end = run[0].rows, run[0].columns.start // block, -(-run[-1].columns.stop // block)
+            if self.columns is not None:  # from anywhere
+                first, end = 0, self.shape[-1] // block
             step = max(1, CHUNK // ((end - first) * block))
             for begin in range(0, len(rows), step):
                 blocks = stored[self.stored_rows(rows[begin : begin + step]), first * size : end * size]
                 with np.errstate(all="ignore"):  # the broken rows tell of it
                     values = quants.dequantize(np.ascontiguousarray(blocks), kind)
-                    if self.added:
-                        values = values - np.float32(self.added)
+                    if self.columns is not None:
+                        values = values[:, self.columns]
+                    if self.change is not None:
+                        values = self.change(values)
                     for part in run:
                         source = values[:, part.columns.start - first * block : part.columns.stop - first * block]
                         chunk = arrays[part][begin : begin + step]
@@ -110,22 +116,15 @@ class GGUFTensor:
     def stored(self) -> np.ndarray:
         """Returns the bytes [rows, bytes] in the file, those of experts one after the other."""
         (block, size), (*rows, width) = self.block, self.shape if len(self.shape) > 1 else (*self.shape, 1)
+        count = math.prod(rows) if self.rows is None else int(self.rows.max()) + 1
         try:
-            return np.memmap(self.file, np.uint8, "r", self.offset, (math.prod(rows), width // block * size))
+            return np.memmap(self.file, np.uint8, "r", self.offset, (count, width // block * size))
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.file}: {self.name} cannot be read: {error}") from error
 
     def stored_rows(self, rows: range) -> slice | np.ndarray:
-        """Returns the places in the file of a model's rows.
-
-        Rotary embeddings of llama.cpp rotate neighbours, those of LLaMA in Hugging Face's format the halves of a head:
-        elements 2i and 2i + 1 of a head in the file are i and i + D/2 of the model.
-        """
-        if not self.head_dim:
-            return slice(rows.start, rows.stop)
-        head, place = np.divmod(np.arange(rows.start, rows.stop), self.head_dim)
-        half, pair = np.divmod(place, self.head_dim // 2)
-        return head * self.head_dim + 2 * pair + half
+        """Returns the places in the file of a model's rows."""
+        return slice(rows.start, rows.stop) if self.rows is None else self.rows[rows.start : rows.stop]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +175,8 @@ class Blocks(ComposedTensor, PackedTensor):
         step = max(1, CHUNK // inputs)
         for expert in range(math.prod(others)):
             for begin in range(0, outputs, step):
-                rows = range(begin, min(begin + step, outputs))
-                of_rows = np.asarray(stored[expert * outputs :][self.tensor.stored_rows(rows)])
+                rows = range(expert * outputs + begin, expert * outputs + min(begin + step, outputs))
+                of_rows = np.asarray(stored[self.tensor.stored_rows(rows)])
                 for field, array in self.kind.unpack(of_rows.reshape(len(rows), inputs // block, size)).items():
                     target = arrays[field].reshape(-1, *arrays[field].shape[-2:])[expert]
                     target[:, begin : begin + step] = array.reshape(len(rows), -1).T
@@ -187,47 +186,23 @@ class Blocks(ComposedTensor, PackedTensor):
         return self.dense.read(name, dtype, parts)
 
 
-def model_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metadata: Values) -> dict[str, Tensor]:
-    """Returns the tensors of a model by their names in Hugging Face's format, given those of the file by its names."""
-    import gguf
+@dataclasses.dataclass(frozen=True, eq=False)
+class TransposedHeads(ComposedTensor):
+    """A matrix [heads * out, in] of which a file has each head as [in, out]."""
 
-    file, architecture = metadata.file, architecture_of(metadata)
-    keys = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(keys[metadata.get("general.architecture")], config.num_layers)
-    in_files = file_tensors(config)
-    arrays = expected_tensors(config)
-    for name, shape in arrays.items():
-        if len(shape) == 3:  # experts, [out, in] in the file
-            in_files[name] = FileTensor({name: (shape[0], shape[2], shape[1])})
-    stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
-    check_names(file, set(stored.values()) - tensors.keys(), tensors.keys() - set(stored.values()))
-    result: dict[str, Tensor] = {}
-    for name, in_file in in_files.items():
-        tensor, shape = tensors[stored[name]], in_file.shape
-        accepted = TYPES if len(shape) > 1 else FLOATING
-        if tensor.shape != shape:
-            raise ValueError(f"{tensor.file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
-        if tensor.dtype not in accepted:
-            raise ValueError(
-                f"{tensor.file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}"
-            )
-        for part, rows in zip(in_file.parts, tensor.divide(in_file.parts.values()), strict=True):
-            is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
-            own = dataclasses.replace(
-                rows,
-                head_dim=config.head_dim if is_permuted else 0,
-                added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
-            )
-            result[part] = _model_tensor(part, own)
-    return result
+    shape: Shape
+    heads: Sequence[GGUFTensor]
 
+    @property
+    def sources(self) -> Sequence[GGUFTensor]:
+        return self.heads
 
-def _model_tensor(name: str, tensor: GGUFTensor) -> Tensor:
-    """Returns the tensor of a model, experts as one with [in, out] of each, and blocks that can be kept as such."""
-    shape, dense = tensor.shape, cast(Tensor, tensor)
-    if len(shape) == 3:
-        number, outputs, inputs = shape
-        shape = number, inputs, outputs
-        dense = ExpertTensor(tensor.divide([(outputs, inputs)] * number), slice(None), True, shape)
-    is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING  # which steps read by rows
-    return Blocks(shape, tensor, dense) if is_kept else dense
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
+        whole = [TensorPart.of(None, self.heads[0].shape)]
+        values = np.concatenate([head.read(name, dtype, whole)[0][0].T for head in self.heads])
+        arrays = [aligned((len(part.rows), len(part.columns)), dtype) for part in parts]
+        broken: set[int] = set()
+        for array, (rows, columns) in zip(arrays, parts, strict=True):
+            array[:] = values[rows.start : rows.stop, columns.start : columns.stop]
+            broken |= broken_rows(array, array, rows.start)
+        return arrays, broken

@@ -11,6 +11,7 @@ import numpy as np
 
 from jlade.conversion import hf_experts, hf_fp8
 from jlade.conversion.families import FAMILIES
+from jlade.conversion.family import Family
 from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.json_files import refuse_or_warn
 from jlade.conversion.parts import Shape, TensorPart
@@ -70,9 +71,13 @@ class FileTensor(NamedTuple):
         return jnp.concatenate(in_groups, axis=1).reshape(self.shape)
 
 
-def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
-    """Returns the tensors of files in Hugging Face's format, without those of experts."""
-    family, paths = FAMILIES[config.family], {within: path for within, (path, _) in arrays_by_name(config).items()}
+def file_tensors(config: LlamaConfig, family: Family | None = None) -> dict[str, FileTensor]:
+    """Returns the tensors of files in Hugging Face's format, without those of experts.
+
+    `family` has the tensors of several arrays, if not that of the model.
+    """
+    family = FAMILIES[config.family] if family is None else family
+    paths = {within: path for within, (path, _) in arrays_by_name(config).items()}
     wholes = {path: name for name, fused in family.fused.items() for path in fused}
     whole = {within: wholes[path] for within, path in paths.items() if path in wholes}
     experts = {within for within, path in paths.items() if path in EXPERTS}

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jlade.conversion import hf_config
-from jlade.conversion.gguf_config import architecture_of
+from jlade.conversion.gguf_architectures import name_of
 from jlade.conversion.gguf_header import SUFFIX, existing, is_gguf, parts_of
 from jlade.conversion.json_files import Values, is_file_name, read_json
 from jlade.conversion.tensors import first_few
@@ -179,7 +179,7 @@ def _fetch_gguf(name: str, directory: pathlib.Path) -> pathlib.Path:
         )
     ((model, parts),) = models.items()
     if "architecture" in facts:
-        architecture_of(Values(pathlib.Path(name), {"general.architecture": facts["architecture"]}))
+        name_of(Values(pathlib.Path(name), {"general.architecture": facts["architecture"]}))
     _fetch(name, directory.name, *map(glob.escape, parts))
     return model
 

@@ -197,7 +197,7 @@ ONES = np.ones(4, np.float32)
             "gemma3",
             {"attention.sliding_window": 7, "attention.sliding_window_pattern": [True]},
             {},
-            r"layer_types must name .* for each of 3 layers, got \['sliding_attention'\]",
+            r"gemma3\.attention\.sliding_window_pattern has 1 elements for 3 layers",
         ),
         ("phi3", {"rope.dimension_count": 3}, {}, r"partial_rotary_factor must be a fraction that gives an even"),
         ("phi3", {"rope.scaling.type": "longrope"}, {}, r"rope\.scaling\.type is 'longrope'; supported are none"),

@@ -1,0 +1,63 @@
+"""GGUF files of each architecture by llama.cpp's converter, against the checkpoints that they were made from."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from jlade.conversion import load_gguf, load_hf
+from jlade.conversion.gguf_architectures import ARCHITECTURES
+from jlade.conversion.tensors import named_arrays
+from tests.conversion.gguf_rows import MODELS, extract, save_checkpoint
+from tests.forward import run_blocks
+
+FOLDED = ("falcon-h1", "falcon-h1, norms")  # the converter multiplies the weights by factors of config.json
+
+
+def assert_alike(value, expected, place):
+    """Compares fields of configurations; those of files are in float32."""
+    if isinstance(value, float) and isinstance(expected, float):
+        assert math.isclose(value, expected, rel_tol=1e-6), place
+    elif dataclasses.is_dataclass(value) and type(value) is type(expected):
+        assert_alike(tuple(vars(value).values()), tuple(vars(expected).values()), place)
+    elif isinstance(value, tuple) and len(value) == len(expected or ()):
+        for i, pair in enumerate(zip(value, expected, strict=True)):
+            assert_alike(*pair, f"{place}[{i}]")
+    else:
+        assert value == expected, place
+
+
+@pytest.fixture
+def both(request, tmp_path):
+    """Returns the parameters of a GGUF file and those of its checkpoint."""
+    pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    save_checkpoint(request.param, tmp_path / "checkpoint")
+    file = extract(request.param, tmp_path)
+    return load_gguf(file, "float32"), load_hf(tmp_path / "checkpoint", "float32")
+
+
+@pytest.mark.parametrize("both", [name for name in MODELS if name not in FOLDED], indirect=True)
+def test_arrays_and_settings_are_those_of_the_checkpoint(both):
+    params, expected = both
+    arrays, others = named_arrays(params), named_arrays(expected)
+    assert arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(array, others[name], rtol=1e-6, atol=1e-6, err_msg=name)
+    # Files of Mistral and Solar do not say that they are no LLaMA or GLM, these have no tokens, and the vocabulary of
+    # Gemma 4's layers has a size where there is none.
+    aside = {"model_type", "eos_ids"} | (set() if expected.config.per_layer_size else {"per_layer_vocab_size"})
+    for field, value in vars(params.config).items():
+        if field not in aside:
+            assert_alike(value, getattr(expected.config, field), field)
+
+
+@pytest.mark.parametrize("both", FOLDED, indirect=True)
+def test_logits_are_those_of_the_checkpoint_where_weights_have_its_factors(both):
+    params, expected = both
+    tokens = np.random.default_rng(0).integers(0, 50, (1, 24), np.int32)
+    np.testing.assert_allclose(run_blocks(params, tokens, [24]), run_blocks(expected, tokens, [24]), atol=1e-4)
+
+
+def test_each_architecture_has_a_file():
+    assert {name.partition(",")[0] for name in MODELS} | {"nemotron_h_moe"} == set(ARCHITECTURES)
