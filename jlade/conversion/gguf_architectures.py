@@ -80,6 +80,7 @@ class Architecture:
     Attributes:
       family: the `model_type` of transformers.
       values: keys of config.json that follow from other keys of the file, by a function, or from none.
+      only: keys of the file that change the output, with the one value of them that jlade takes.
       tensors: names within a layer of the file, where those of the package gguf differ, by the path of the array in
         `jlade.models.layers.Layer`.
       fused: tensors within a layer of the file that hold several arrays, by name, where the family's do not.
@@ -94,6 +95,7 @@ class Architecture:
 
     family: str
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     has_groups: bool = True
@@ -292,7 +294,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "olmo2": Architecture("olmo2"),  # also OLMo 3
     "olmoe": Architecture("olmoe", {"norm_topk_prob": False}),
-    "granite": Architecture("granite", _GRANITE, is_permuted=True),
+    "granite": Architecture("granite", _GRANITE, only={"rope.scaling.finetuned": True}, is_permuted=True),
     "granitemoe": Architecture("granitemoe", _GRANITE, is_permuted=True),
     "granitehybrid": Architecture(
         "granitemoehybrid",
@@ -324,6 +326,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek2": Architecture(
         "deepseek_v2",
         _LATENT | {"topk_method": _group_method},
+        only={"attention.temperature_scale": 0.0},
         scaling=_mscale(unit=0.1),
     ),
     "mistral4": Architecture("mistral4", _LATENT, scaling=_mscale(unit=0.1, mscale=1.0)),

@@ -107,6 +107,7 @@ _READ = {
     "attention.key_length_mla",
     "attention.key_length_swa",
     "attention.recurrent_layers",
+    "attention.temperature_length",
     "attention.temperature_scale",
     "attention.value_length",
     "attention.value_length_swa",
@@ -249,8 +250,11 @@ def _read_keys(file: Metadata, architecture: Architecture, family: Family) -> di
             continue  # the number of shared experts says it
         elif key in _ONLY_VALUES:
             _check(file, key, _ONLY_VALUES[key], *(of for one in names for of in family.only.get(one, ())))
-    for key in _ONLY_VALUES.keys() - KEYS.keys():
-        _check(file, key, _ONLY_VALUES[key])
+    others = {key: value for key, value in _ONLY_VALUES.items() if key not in KEYS} | dict(architecture.only)
+    for key, value in others.items():
+        _check(file, key, value)
+    if file.get("attention.temperature_scale"):
+        _check(file, "attention.temperature_length", file.get("rope.scaling.original_context_length"))
     _check(file, "expert_gating_func", _GATES.get(family.fixed.get("routing", ""), 1), 0)
     return content
 

@@ -231,6 +231,21 @@ def ordered(file, arrays):
         ({"changed": {"llama.expert_count": 8}}, r"8 tensors are missing: blk\.0\.ffn_down_exps\.weight"),
         ({"arch": "qwen3", "changed": {"qwen3.expert_count": 8}}, r"qwen3\.expert_count is 8; supported is 0"),
         ({"changed": {"llama.attention.sliding_window": 64}}, r"llama\.attention\.sliding_window is 64"),
+        ({"changed": {"llama.rope.freq_base_swa": 50.0}}, r"llama\.rope\.freq_base_swa is 50\.0; supported is 500\.0"),
+        ({"changed": {"llama.expert_gating_func": 2}}, r"llama\.expert_gating_func is 2; supported is 1 or 0"),
+        ({"changed": {"llama.nextn_predict_layers": 2}}, r"nextn_predict_layers must be an integer from 0 to 1, got 2"),
+        (
+            {"arch": "granite", "changed": {"granite.rope.scaling.finetuned": False}},
+            r"granite\.rope\.scaling\.finetuned is False; supported is True",
+        ),
+        (
+            {"arch": "granite", "changed": {"granite.logit_scale": "big"}},
+            r"granite\.logit_scale must be a positive number",
+        ),
+        (
+            {"arch": "exaone4", "changed": {"exaone4.attention.sliding_window_pattern": [True]}},
+            r"exaone4\.attention\.sliding_window_pattern has 1 elements for 2 layers",
+        ),
         (
             {"changed": {"llama.rope.scaling.type": "longrope"}},
             r"rope\.scaling\.type is 'longrope'; supported are none",
@@ -247,6 +262,15 @@ def test_files_that_are_refused(options, message, tmp_path):
     file = write(tmp_path / "model.gguf", **options)
     with pytest.raises(ValueError, match=rf"model\.gguf: .*{message}"):
         jlade.load(file)
+
+
+def test_layers_that_predict_further_tokens_are_ignored(tmp_path):
+    file = write(tmp_path / "model.gguf", "qwen3", changed={"qwen3.nextn_predict_layers": 1})
+    with pytest.warns(UserWarning, match=r"model\.gguf: ignored 1 layers that predict further tokens"):
+        params = load_gguf(file)
+    assert len(params.layers) == 1
+    with pytest.raises(ValueError, match=r"strict=True refuses 1 layers that predict further tokens"):
+        jlade.load(file, strict=True)
 
 
 def test_unknown_keys_are_named(tmp_path):
