@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,136 +33,108 @@ from jlade.models.rotary import (
     inverse_frequencies,
 )
 
-# Keys of a file, which follow "llama." or the name of another architecture -> names of them in config.json. A family
-# reads one of them; the value of a key that it does not read must be one of `_ONLY_VALUES`, or the key changes nothing.
-SHARED_SIZE = "expert_shared_feed_forward_length"
-_EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-KEYS: dict[str, tuple[str, ...]] = {
-    "attention.kv_lora_rank": ("kv_lora_rank",),
+SIZE, COUNT, NUMBER, FLAG = "size", "count", "number", "boolean"  # kinds of values; a count may be 0
+_ANY = object()
+
+
+class Key(NamedTuple):
+    """A key of a file, which follows "llama." or the name of another architecture.
+
+    Attributes:
+      names: in config.json, of which a family reads one or none.
+      kind: of the value.
+      neutral: the value that changes nothing in families that do not read the key, which take no other.
+      default: of llama.cpp, where transformers has another for a missing key of some family.
+    """
+
+    names: tuple[str, ...] = ()
+    kind: str = SIZE
+    neutral: Any = _ANY
+    default: Any = _ANY
+
+
+_EPSILON = Key(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), NUMBER)
+_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_SIZES = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
+# All keys that llama.cpp reads for these architectures. Those without names are read elsewhere, or change no text.
+KEYS = {
+    "attention.causal": Key(neutral=True),
+    "attention.clamp_kqv": Key(neutral=0.0),
+    "attention.head_count": Key(),
+    HEADS_OF_KEYS: Key(),
+    "attention.key_length": Key(),
+    "attention.key_length_mla": Key(),
+    "attention.key_length_swa": Key(),
+    "attention.kv_lora_rank": Key(("kv_lora_rank",)),
     "attention.layer_norm_epsilon": _EPSILON,
     "attention.layer_norm_rms_epsilon": _EPSILON,
-    "attention.q_lora_rank": ("q_lora_rank",),
-    "attention.scale": ("attention_multiplier",),
-    "attention.shared_kv_layers": ("num_kv_shared_layers",),
-    WINDOW: ("sliding_window",),
-    "attention.value_length_mla": ("v_head_dim",),
-    PATTERN: ("sliding_window_pattern",),
-    "attn_logit_softcapping": ("attn_logit_softcapping",),
-    "context_length": ("max_position_embeddings",),
-    "embedding_length": ("hidden_size",),
-    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
-    "embedding_scale": ("embedding_multiplier",),
-    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_group_count": ("n_group",),
-    "expert_group_used_count": ("topk_group",),
-    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    SHARED_SIZE: (
-        "shared_expert_intermediate_size",
-        "shared_intermediate_size",
-        "moe_shared_expert_intermediate_size",
+    "attention.max_alibi_bias": Key(neutral=0.0),
+    "attention.q_lora_rank": Key(("q_lora_rank",), default=None),
+    "attention.recurrent_layers": Key(),
+    "attention.scale": Key(("attention_multiplier",), NUMBER, neutral=0.0),
+    "attention.shared_kv_layers": Key(("num_kv_shared_layers",), COUNT),
+    WINDOW: Key(("sliding_window",), neutral=0, default=None),
+    PATTERN: Key(("sliding_window_pattern",)),
+    "attention.temperature_length": Key(),
+    "attention.temperature_scale": Key(),
+    "attention.value_length": Key(),
+    "attention.value_length_mla": Key(("v_head_dim",)),
+    "attention.value_length_swa": Key(),
+    "attn_logit_softcapping": Key(("attn_logit_softcapping",), NUMBER, neutral=0.0),
+    "block_count": Key(),
+    "context_length": Key(("max_position_embeddings",)),
+    "embedding_length": Key(("hidden_size",)),
+    "embedding_length_per_layer_input": Key(("hidden_size_per_layer_input",), COUNT),
+    "embedding_scale": Key(("embedding_multiplier",), NUMBER, neutral=0.0),
+    "expert_count": Key(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), COUNT, neutral=0),
+    "expert_feed_forward_length": Key(("moe_intermediate_size", "intermediate_size")),
+    "expert_gating_func": Key(),
+    "expert_group_count": Key(("n_group",), default=1),
+    "expert_group_used_count": Key(("topk_group",), default=1),
+    "expert_shared_count": Key(_SHARED_EXPERTS, COUNT),
+    "expert_shared_feed_forward_length": Key(_SHARED_SIZES, neutral=0),
+    "expert_used_count": Key(("num_experts_per_tok", "moe_k", "top_k_experts"), neutral=0),
+    "expert_weights_norm": Key(("norm_topk_prob", "route_norm"), FLAG, neutral=False, default=False),
+    "expert_weights_scale": Key(
+        ("routed_scaling_factor", "route_scale", "router_scaling_factor"), NUMBER, neutral=1.0, default=1.0
     ),
-    "expert_used_count": ("num_experts_per_tok", "moe_k", "top_k_experts"),
-    "expert_weights_norm": ("norm_topk_prob", "route_norm"),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale", "router_scaling_factor"),
-    "feed_forward_length": ("intermediate_size_mlp", "intermediate_size"),
-    "final_logit_softcapping": ("final_logit_softcapping",),
-    "full_attention_interval": ("full_attention_interval",),
-    "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
-    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
-    "logit_scale": ("logit_scale", "logits_scaling"),
-    "moe_latent_size": ("moe_latent_size",),
-    "residual_scale": ("residual_multiplier",),
-    "shortconv.l_cache": ("conv_L_cache",),
-    "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim"),
-    "ssm.group_count": ("mamba_n_groups", "n_groups", "linear_num_key_heads"),
-    "ssm.state_size": ("mamba_d_state", "ssm_state_size", "linear_key_head_dim"),
-    "ssm.time_step_rank": ("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads"),
-    "use_parallel_residual": ("use_parallel_residual", "parallel_attn"),
-}
-_FLAGS = {"expert_weights_norm", "use_parallel_residual"}
-_NUMBERS = {
-    "attention.layer_norm_epsilon",
-    "attention.layer_norm_rms_epsilon",
-    "attention.scale",
-    "attn_logit_softcapping",
-    "embedding_scale",
-    "expert_weights_scale",
-    "final_logit_softcapping",
-    "logit_scale",
-    "residual_scale",
-}
-_MAY_BE_ZERO = {
-    "attention.shared_kv_layers",
-    "embedding_length_per_layer_input",
-    "expert_count",
-    "expert_shared_count",
-    "leading_dense_block_count",
-}
-# Other keys that are read, or that change nothing in text.
-_READ = {
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.key_length_mla",
-    "attention.key_length_swa",
-    "attention.recurrent_layers",
-    "attention.temperature_length",
-    "attention.temperature_scale",
-    "attention.value_length",
-    "attention.value_length_swa",
-    "block_count",
-    "expert_gating_func",
-    "nextn_predict_layers",
-    "rope.dimension_count",
-    "rope.dimension_count_swa",
-    "rope.dimension_sections",  # of positions in images
-    "rope.freq_base",
-    "rope.freq_base_swa",
-    "rope.scale_linear",  # of old files
-    "rope.scaling.attn_factor",
-    "rope.scaling.factor",
-    "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",
-    "rope.scaling.type",
-    "rope.scaling.yarn_attn_factor",  # without effect, as in llama.cpp
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_log_multiplier",
-    "ssm.inner_size",
-    "tensor_data_layout",
-    "vocab_size",
-}
-# Keys that change the output, with the one value that does not, of architectures that do not read them.
-_ONLY_VALUES: dict[str, Any] = {
-    "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.scale": 0.0,
-    WINDOW: 0,
-    "attn_logit_softcapping": 0.0,
-    "embedding_scale": 0.0,
-    "expert_count": 0,
-    "expert_used_count": 0,
-    "expert_weights_norm": False,
-    "expert_weights_scale": 1.0,
-    SHARED_SIZE: 0,
-    "final_logit_softcapping": 0.0,
-    "logit_scale": 0.0,
-    "residual_scale": 0.0,
-    "rope.scaling.alpha": 0.0,
-    "use_parallel_residual": False,
-}
-# Values of llama.cpp for missing keys, where transformers has others for some family.
-_DEFAULTS: dict[str, Any] = {
-    "attention.q_lora_rank": None,
-    WINDOW: None,
-    "expert_group_count": 1,
-    "expert_group_used_count": 1,
-    "expert_weights_norm": False,
-    "expert_weights_scale": 1.0,
-    "leading_dense_block_count": 0,
+    "feed_forward_length": Key(("intermediate_size_mlp", "intermediate_size")),
+    "final_logit_softcapping": Key(("final_logit_softcapping",), NUMBER, neutral=0.0),
+    "full_attention_interval": Key(("full_attention_interval",)),
+    "interleave_moe_layer_step": Key(("interleave_moe_layer_step", "moe_layer_interval")),
+    "leading_dense_block_count": Key(
+        ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), COUNT, default=0
+    ),
+    "logit_scale": Key(("logit_scale", "logits_scaling"), NUMBER, neutral=0.0),
+    "moe_latent_size": Key(("moe_latent_size",)),
+    "nextn_predict_layers": Key(),
+    "residual_scale": Key(("residual_multiplier",), NUMBER, neutral=0.0),
+    "rope.dimension_count": Key(),
+    "rope.dimension_count_swa": Key(),
+    "rope.dimension_sections": Key(),  # of positions in images
+    "rope.freq_base": Key(),
+    "rope.freq_base_swa": Key(),
+    "rope.scale_linear": Key(),  # of old files
+    "rope.scaling.alpha": Key(neutral=0.0),
+    "rope.scaling.attn_factor": Key(),
+    "rope.scaling.factor": Key(),
+    "rope.scaling.finetuned": Key(),
+    "rope.scaling.original_context_length": Key(),
+    "rope.scaling.type": Key(),
+    "rope.scaling.yarn_attn_factor": Key(),  # without effect, as in llama.cpp
+    "rope.scaling.yarn_beta_fast": Key(),
+    "rope.scaling.yarn_beta_slow": Key(),
+    "rope.scaling.yarn_ext_factor": Key(),
+    "rope.scaling.yarn_log_multiplier": Key(),
+    "shortconv.l_cache": Key(("conv_L_cache",)),
+    "ssm.conv_kernel": Key(("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim")),
+    "ssm.group_count": Key(("mamba_n_groups", "n_groups", "linear_num_key_heads")),
+    "ssm.inner_size": Key(),
+    "ssm.state_size": Key(("mamba_d_state", "ssm_state_size", "linear_key_head_dim")),
+    "ssm.time_step_rank": Key(("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads")),
+    "tensor_data_layout": Key(),
+    "use_parallel_residual": Key(("use_parallel_residual", "parallel_attn"), FLAG, neutral=False),
+    "vocab_size": Key(),
 }
 # Fields of `LlamaConfig` that follow from tensors of which one is there, where a family has a key for them.
 _TENSORS = {
@@ -237,21 +209,18 @@ def _read_keys(file: Metadata, architecture: Architecture, family: Family) -> di
       ValueError: names a key that changes the output of the model in a way that the family does not know.
     """
     reads, content = {*SIZES, *family.reads}, dict[str, Any]()
-    for key, names in KEYS.items():
-        name = next((name for name in names if name in reads), None)
-        value = file.get(key, _DEFAULTS.get(key))
-        if name in architecture.values or (value is None and key not in _DEFAULTS):
-            continue
-        if key == PATTERN and isinstance(value, list):
-            continue  # it is a list of kinds of layers
-        if name is not None:
-            content[name] = _value(file, key) if file.get(key) is not None else value
-        elif key == SHARED_SIZE and any(name in reads for name in KEYS["expert_shared_count"]):
-            continue  # the number of shared experts says it
-        elif key in _ONLY_VALUES:
-            _check(file, key, _ONLY_VALUES[key], *(of for one in names for of in family.only.get(one, ())))
-    others = {key: value for key, value in _ONLY_VALUES.items() if key not in KEYS} | dict(architecture.only)
-    for key, value in others.items():
+    for key, known in KEYS.items():
+        name = next((name for name in known.names if name in reads), None)
+        value = file.get(key)
+        if name in architecture.values or (key == PATTERN and isinstance(value, list)):
+            continue  # a function reads it
+        if name is not None and value is not None:
+            content[name] = _value(file, key, known.kind)
+        elif name is not None and known.default is not _ANY:
+            content[name] = known.default
+        elif name is None and known.neutral is not _ANY and not (known.names == _SHARED_SIZES and _counts(family)):
+            _check(file, key, known.neutral, *(of for one in known.names for of in family.only.get(one, ())))
+    for key, value in architecture.only.items():
         _check(file, key, value)
     if file.get("attention.temperature_scale"):
         _check(file, "attention.temperature_length", file.get("rope.scaling.original_context_length"))
@@ -259,16 +228,21 @@ def _read_keys(file: Metadata, architecture: Architecture, family: Family) -> di
     return content
 
 
-def _value(file: Metadata, key: str) -> Any:
-    """Returns the value of a key that is in the file; 0 stands for none where a number has no other meaning."""
-    name = file.prefix + key
-    if key in _FLAGS:
+def _counts(family: Family) -> bool:
+    """Whether the family has a number of shared experts, which says their size."""
+    return any(name in family.reads for name in _SHARED_EXPERTS)
+
+
+def _value(file: Metadata, key: str, kind: str) -> Any:
+    """Returns the value of a key that is in the file; 0 stands for no window and no bound of logits."""
+    name, is_none = file.prefix + key, file.get(key) == 0
+    if kind == FLAG:
         return file.values.boolean(name)
-    if key in _NUMBERS:
-        return file.number(key) if file.get(key) != 0 else None
-    if key in _MAY_BE_ZERO:
+    if kind == COUNT:
         return file.values.count(name)
-    return file.size(key) if key != WINDOW or file.get(key) != 0 else None
+    if is_none and (kind == NUMBER or key == WINDOW):
+        return None
+    return file.number(key) if kind == NUMBER else file.size(key)
 
 
 def _check(file: Metadata, key: str, *accepted: Any) -> None:
@@ -281,7 +255,7 @@ def _check(file: Metadata, key: str, *accepted: Any) -> None:
 def unknown_keys(values: Values) -> dict[str, Any]:
     """Returns the keys of the architecture that `read_config` does not know, with their values."""
     prefix = f"{values.get('general.architecture')}."
-    read_keys = {prefix + key for key in _READ | _ONLY_VALUES.keys() | KEYS.keys()}
+    read_keys = {prefix + key for key in KEYS}
     return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in read_keys}
 
 
