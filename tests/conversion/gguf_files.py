@@ -214,6 +214,31 @@ def _write(file, arch, keys, tensors, quantized, split=None):
     writer.close()
 
 
+PRODUCTS = {f"attn_{name}" for name in ("q", "k", "v", "qkv", "gate", "output")} | {"ssm_out", "ssm_in"}
+PRODUCTS |= {f"ffn_{name}_exps" for name in ("gate", "up", "gate_up")} | {"ffn_gate", "ffn_up"}
+
+
+def quantize_file(file, target, kind="Q8_0"):
+    """Writes a file with its matrices of products in a type whose blocks have 32 elements, and returns its path."""
+    reader = gguf.GGUFReader(file)
+    kind, fields = GGMLQuantizationType[kind], dict(reader.fields)
+    writer = gguf.GGUFWriter(target, fields.pop("general.architecture").contents())
+    for key, field in fields.items():
+        if not key.startswith("GGUF."):
+            writer.add_key_value(key, field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
+    for tensor in reader.tensors:
+        array, name = np.array(tensor.data), tensor.name.split(".")[-2]
+        if name in PRODUCTS and tensor.name.endswith("weight") and array.shape[-1] % 32 == 0:
+            writer.add_tensor(tensor.name, quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
 WIDE = {"hidden": 256, "inner": 512, "heads": 8, "head_dim": 32, "layers": 1}  # whole blocks of all types
 
 

@@ -3,12 +3,17 @@
 import dataclasses
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from jlade.conversion import load_gguf, load_hf
 from jlade.conversion.gguf_architectures import ARCHITECTURES
+from jlade.conversion.packed import values_of
 from jlade.conversion.tensors import named_arrays
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.quantization import is_quantized
+from tests.conversion.gguf_files import quantize_file
 from tests.conversion.gguf_rows import MODELS, extract, save_checkpoint
 from tests.forward import run_blocks
 
@@ -57,6 +62,18 @@ def test_logits_are_those_of_the_checkpoint_where_weights_have_its_factors(both)
     params, expected = both
     tokens = np.random.default_rng(0).integers(0, 50, (1, 24), np.int32)
     np.testing.assert_allclose(run_blocks(params, tokens, [24]), run_blocks(expected, tokens, [24]), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4, experts", "qwen35", "deepseek2, V3"])
+def test_blocks_are_kept_in_the_order_of_the_model(name, tmp_path):
+    file = quantize_file(extract(name, tmp_path), tmp_path / "quantized.gguf")
+    loaded = [load_gguf(file, "float32", bits=bits) for bits in (None, 8)]
+    leaves = zip(*(jax.tree.leaves(params, is_leaf=is_quantized) for params in loaded), strict=True)
+    pairs = [(array, matrix) for array, matrix in leaves if isinstance(matrix, GroupedMatrix)]
+    assert len(pairs) >= 4
+    for array, matrix in pairs:
+        values = values_of(jax.tree.map(np.asarray, matrix))
+        np.testing.assert_allclose(values if array.ndim == 3 else values.T, array, atol=1e-6)
 
 
 def test_each_architecture_has_a_file():
