@@ -17,7 +17,7 @@ import jlade
 from jlade.conversion import gguf_config
 from jlade.conversion.gguf_header import read_header
 from jlade.conversion.gguf_splits import SPLITS
-from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, tokenizer_config
+from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, _joins, tokenizer_config
 from jlade.conversion.json_files import Values
 from jlade.generation import text
 from tests.conversion.gguf_files import CORPUS, byte_level, keys_of_tokenizer, write
@@ -224,6 +224,24 @@ def test_sentence_piece_is_that_of_a_plain_implementation(prefix, tmp_path):
         assert tokenizer.encode(sample).ids == expected, sample
         if "<end>" not in sample and "<user>" not in sample:
             assert text.decode(tokenizer, expected) == " " * prefix * bool(sample) + sample
+
+
+def test_pairs_of_a_sentence_piece_vocabulary():
+    """By trying every place of every token."""
+    rng = random.Random(0)
+    words = {"".join(rng.choices("aé🙂▁", k=rng.randrange(1, 7))) for _ in range(600)} | {"a" * 1024, "a" * 1023, ""}
+    tokens = rng.sample(sorted(words), len(words))
+    types, scores = [rng.choice([NORMAL, NORMAL, CONTROL]) for _ in tokens], [rng.random() for _ in tokens]
+    expected = [
+        (score, i, len(token) - i, token)
+        for token, kind, score in zip(tokens, types, scores, strict=True)
+        for i in range(1, len(token))
+        if kind == NORMAL and token[:i] in words and token[i:] in words
+    ]
+    assert len(expected) > 300
+    pairs = [(token[:i], token[i:]) for _, i, _, token in sorted(expected, reverse=True)]
+    assert _joins(tokens, types, scores) == pairs
+    assert _joins([], [], []) == []
 
 
 def test_text_of_merges_of_characters(tmp_path):
