@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from jlade.conversion.gguf_tokenizer import SPACE, SPLITS
+from jlade.conversion.gguf_splits import SPLITS
+from jlade.conversion.gguf_tokenizer import SPACE
 
 # The families for which AutoTokenizer takes a class, under "" those whose tokenizer.json it reads whatever class the
 # files name. For other families it takes the class that they name.
@@ -26,10 +27,6 @@ FAMILIES = {
 CLASSES = {family: name for name, families in FAMILIES.items() for family in families.split()}
 # Families whose files are known to name other classes
 MISNAMED = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
-QWEN3_5 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 class Parts(NamedTuple):
@@ -133,5 +130,5 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Parts]] = {
     "GPTNeoXTokenizer": lambda config: _byte_level(config, normalizers.NFC()),
     "LlamaTokenizer": _llama,
     "Qwen2Tokenizer": lambda config: _qwen(config, SPLITS["qwen2"][0]),
-    "Qwen3_5Tokenizer": lambda config: _qwen(config, QWEN3_5),
+    "Qwen3_5Tokenizer": lambda config: _qwen(config, SPLITS["qwen35"][0]),
 }

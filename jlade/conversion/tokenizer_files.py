@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
 from jlade.conversion import tokenizer_classes
-from jlade.conversion.gguf_tokenizer import SPLITS
+from jlade.conversion.gguf_splits import SPLITS
 from jlade.conversion.json_files import Values, check_size, read_json, shown
 from jlade.errors import errors_of
 

@@ -16,10 +16,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import jlade
 from jlade.conversion import gguf_config
 from jlade.conversion.gguf_header import read_header
-from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED, tokenizer_config
+from jlade.conversion.gguf_splits import SPLITS
+from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, _joins, tokenizer_config
 from jlade.conversion.json_files import Values
 from jlade.generation import text
 from tests.conversion.gguf_files import CORPUS, byte_level, keys_of_tokenizer, write
+from tests.stress import gguf_tokenizers as llama_cpp
 
 TEXTS = [
     CORPUS,
@@ -33,6 +35,7 @@ TEXTS = [
     "<end>a<end> b <user>  c<end><user>",
     "",
 ]
+GOLDEN = json.loads((pathlib.Path(__file__).parent.parent / "golden" / "gguf_tokens.json").read_text())
 OF_BYTE = {byte: character for character, byte in text.BYTE_OF.items()}
 
 
@@ -65,12 +68,12 @@ def plain_bpe(word, ranks, tokens):
         symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
 
 
-@pytest.mark.parametrize("pre", SPLITS)
+@pytest.mark.parametrize("pre", ["default", "smollm", "llama-bpe", "qwen2"])
 def test_byte_level_bpe_is_that_of_a_plain_implementation(pre, tmp_path):
     tokens, types, merges = byte_level()
     ranks = {tuple(merge.split(" ")): i for i, merge in enumerate(merges)}
     tokenizer = tokenizer_of(tmp_path, pre=pre, add_bos_token=False)
-    whole_words = pre in ("llama-bpe", "llama3", "llama-v3", "tekken")
+    whole_words = pre == "llama-bpe"
     added = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != NORMAL}
     for sample in [*TEXTS, *random_texts()]:
         expected = []
@@ -78,12 +81,24 @@ def test_byte_level_bpe_is_that_of_a_plain_implementation(pre, tmp_path):
             if part in added:
                 expected.append(added[part])
                 continue
-            part = unicodedata.normalize("NFC", part) if pre in ("qwen2", "deepseek-r1-qwen") else part
+            part = unicodedata.normalize("NFC", part) if pre == "qwen2" else part
             for word in functools.reduce(divide, SPLITS[pre], [part]):
                 written = "".join(OF_BYTE[byte] for byte in word.encode())
                 is_token = whole_words and written in tokens
                 expected += [tokens.index(written)] if is_token else plain_bpe(written, ranks, tokens)
         assert tokenizer.encode(sample).ids == expected, sample
+
+
+def test_tokens_of_each_name_are_those_of_llama_cpp():
+    """Hashes of ids by llama.cpp, whose approximations take the place of expressions; see tests/stress."""
+    found = {}
+    for name, keys in llama_cpp.keys_of_names(GOLDEN["bytes"], GOLDEN["characters"]).items():
+        values = Values(pathlib.Path("model.gguf"), {f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+        with llama_cpp.as_llama_cpp():
+            found[name] = llama_cpp.hashes(llama_cpp.ids_of_jlade(values, GOLDEN["texts"]))
+    expected = {name: tuple(hashes) for names, hashes in GOLDEN["hashes"].items() for name in names.split()}
+    assert len(found) == 90  # all of llama.cpp's but "whitespace"
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -99,18 +114,43 @@ def test_chat_templates_are_those_that_the_writer_of_gguf_was_given(tmp_path, te
     assert tokenizer_config(read_header(tmp_path / "model.gguf").metadata)["chat_template"] == templates
 
 
-def test_pieces_of_the_pre_tokenizers(tmp_path):
-    """Facts about the tokenizers that models were trained with."""
-    pieces = {
-        pre: [piece for piece, _ in tokenizer_of(tmp_path, pre=pre).pre_tokenizer.pre_tokenize_str("DON'T a 12345\n b")]
-        for pre in ("smollm", "llama-bpe", "qwen2", "gpt-2", "dbrx", "gpt-4o")
-    }
-    assert pieces["smollm"] == ["DON", "'", "T", "Ġa", "Ġ", "1", "2", "3", "4", "5", "Ċ", "Ġb"]
-    assert pieces["llama-bpe"] == ["DON", "'T", "Ġa", "Ġ", "123", "45", "Ċ", "Ġb"]
-    assert pieces["qwen2"] == ["DON", "'T", "Ġa", "Ġ", "1", "2", "3", "4", "5", "Ċ", "Ġb"]
-    assert pieces["dbrx"] == pieces["llama-bpe"]
-    assert pieces["gpt-4o"] == ["DON'T", "Ġa", "Ġ", "123", "45", "Ċ", "Ġb"]
-    assert pieces["gpt-2"] == ["DON", "'", "T", "Ġa", "Ġ12345", "Ċ", "Ġb"]
+@pytest.mark.parametrize(
+    ("names", "sample", "expected"),
+    [
+        ("smollm starcoder", "DON'T a 12345\n b", "DON|'|T| a| |1|2|3|4|5|\n| b"),
+        ("llama-bpe dbrx", "DON'T a 12345\n b", "DON|'T| a| |123|45|\n| b"),
+        ("qwen2 qwen35", "DON'T a 12345\n b", "DON|'T| a| |1|2|3|4|5|\n| b"),
+        ("gpt-2 olmo", "DON'T a 12345\n b", "DON|'|T| a| 12345|\n| b"),
+        ("gpt-4o", "DON'T a 12345\n b", "DON'T| a| |123|45|\n| b"),
+        ("tekken gpt-4o youtu kimi-k2 tiny_aya", "camelCase ÉcoleÑu", "camel|Case| École|Ñu"),
+        ("tiny_aya", "   1234567, 1234a", "   |1|234|567|,| |123|4|a"),
+        ("tekken kimi-k2", "กำ e\u0301a", "กำ| e\u0301a"),
+        ("kimi-k2", "漢字kanji々", "漢字|kanji|々"),
+        ("deepseek-coder", "\t\u3000 漢字\u3000かな。", "\t|\u3000| |漢字|\u3000かな|。"),
+        ("superbpe", "a b, c 1234567 ๑๒๓๔", "a b, c |1|234|567| |๑|๒๓๔"),
+    ],
+)
+def test_pieces_are_those_that_models_were_trained_with(names, sample, expected):
+    for name in names.split():
+        assert functools.reduce(divide_as_tokenizers, SPLITS[name], [sample]) == expected.split("|"), name
+
+
+def divide_as_tokenizers(pieces, expression):
+    """Returns the pieces, divided at the matches of an expression by the library that encodes."""
+    split = pre_tokenizers.Split(tokenizers.Regex(expression), "isolated")
+    return [part for piece in pieces for part, _ in split.pre_tokenize_str(piece)]
+
+
+@pytest.mark.parametrize(("pre", "composes"), [("qwen35", True), ("command-r", True), ("olmo", True), ("kormo", False)])
+def test_letters_and_accents_are_joined_where_the_model_was_trained_so(pre, composes, tmp_path):
+    tokenizer = tokenizer_of(tmp_path, pre=pre)
+    assert (tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids) == composes
+
+
+def test_a_file_without_a_name_for_its_words_gets_the_default_of_llama_cpp(tmp_path):
+    with pytest.warns(UserWarning, match=r"model\.gguf lacks tokenizer\.ggml\.pre, .*: taking llama\.cpp's default"):
+        tokenizer = tokenizer_of(tmp_path, pre=None)
+    assert tokenizer.to_str() == tokenizer_of(tmp_path, pre="default").to_str()
 
 
 def test_smollm_is_the_tokenizer_that_the_model_was_trained_with(tmp_path):
@@ -186,6 +226,30 @@ def test_sentence_piece_is_that_of_a_plain_implementation(prefix, tmp_path):
             assert text.decode(tokenizer, expected) == " " * prefix * bool(sample) + sample
 
 
+def test_pairs_of_a_sentence_piece_vocabulary():
+    """By trying every place of every token."""
+    rng = random.Random(0)
+    words = {"".join(rng.choices("aé🙂▁", k=rng.randrange(1, 7))) for _ in range(600)} | {"a" * 1024, "a" * 1023, ""}
+    tokens = rng.sample(sorted(words), len(words))
+    types, scores = [rng.choice([NORMAL, NORMAL, CONTROL]) for _ in tokens], [rng.random() for _ in tokens]
+    expected = [
+        (score, i, len(token) - i, token)
+        for token, kind, score in zip(tokens, types, scores, strict=True)
+        for i in range(1, len(token))
+        if kind == NORMAL and token[:i] in words and token[i:] in words
+    ]
+    assert len(expected) > 300
+    pairs = [(token[:i], token[i:]) for _, i, _, token in sorted(expected, reverse=True)]
+    assert _joins(tokens, types, scores) == pairs
+    assert _joins([], [], []) == []
+
+
+def test_text_of_merges_of_characters(tmp_path):
+    tokenizer = tokenizer_of(tmp_path, **GOLDEN["characters"] | {"model": "gemma4"})
+    for sample in TEXTS[:5]:
+        assert text.decode(tokenizer, tokenizer.encode(sample, add_special_tokens=False).ids) == sample
+
+
 def test_runs_of_spaces_that_are_tokens_of_gemma(tmp_path):
     tokens, _, scores = (list(of) for of in sentence_piece())
     tokens[3] = "   "
@@ -251,6 +315,7 @@ def test_special_tokens_of_phi_3_take_the_spaces_after_them(arch, tmp_path):
         ({"pre": "llama-bpe"}, [0]),
         ({"pre": "llama-bpe", "add_bos_token": False}, []),
         ({"add_bos_token": True, "add_eos_token": True}, [0, 1]),
+        ({"pre": "granite-embed-multi-311m", "add_bos_token": False}, [0]),
     ],
     ids=str,
 )
@@ -281,8 +346,8 @@ def test_transformers_reads_the_same_tokenizer(kind, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"pre": "viking"}, r"pre is 'viking'; supported are default, gpt-2, smollm, .* other tokens than the model"),
-        ({"pre": None}, r"pre is None; supported are"),
+        ({"pre": "whitespace"}, r"pre is 'whitespace'; supported are default, falcon, .* other tokens than the model"),
+        ({"model": "bert"}, r"model is 'bert'; supported are gpt2, gemma4, llama"),
         ({"merges": ["a b c"]}, r"merges must be pairs of tokens, got 'a b c'"),
         ({"merges": None}, r"merges must be an array of strs"),
         ({"merges": ["nowhere else"]}, r"has no valid tokenizer: .*Token `nowhere` out of vocabulary"),

@@ -12,7 +12,7 @@ import jlade
 from jlade.cli.arguments import DEMO
 from jlade.conversion import tokenizer_classes, tokenizer_files
 from jlade.conversion.families import FAMILIES, WITH_TEXT
-from jlade.conversion.gguf_tokenizer import SPLITS
+from jlade.conversion.gguf_splits import SPLITS
 
 TEXT = "a <|im_start|> user b <x> </s>c def <s> A<x>"
 
