@@ -52,7 +52,13 @@ steps = int(out.num_steps[0])
 print(json.dumps({"loaded": loaded, "first": first, "rate": int(number) / seconds, "steps": int(number) / steps,
                   "text": out.text[0]}))
 """
-COLUMNS = {"load": "load, s", "first": "first token, s", "rate": "tokens/s", "steps": "tokens a step", "same": "same text"}
+COLUMNS = {
+    "load": "load, s",
+    "first": "first token, s",
+    "rate": "tokens/s",
+    "steps": "tokens a step",
+    "same": "same text",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,11 +80,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             expected = of_prompt["completion"]["text"]
             for way, run in of_prompt.items():
                 runs[way].append(run | {"same": len(os.path.commonprefix([run["text"], expected]))})
-    figures = {way: {name: statistics.median(run[name] for run in own) for name in COLUMNS} for way, own in runs.items()}
+    figures = {
+        way: {name: statistics.median(run[name] for run in own) for name in COLUMNS} for way, own in runs.items()
+    }
     facts = {"model": options.model.name, "bits": options.bits, "threads": options.threads}
     report.write(options.json, facts | {"ways": figures, "runs": runs})
     names = [*(f"jlade, {way}" for way in OURS), *(f"llama.cpp, {way}" for way in THEIRS)]
-    rows = ([name, *(f"{own[column]:.2f}" for column in COLUMNS)] for name, own in zip(names, figures.values(), strict=True))
+    rows = (
+        [name, *(f"{own[column]:.2f}" for column in COLUMNS)] for name, own in zip(names, figures.values(), strict=True)
+    )
     report.print_table(["way", *COLUMNS.values()], rows, options.model.name)
 
 
@@ -87,7 +97,12 @@ def _ours(options: Any, prompt: str, way: str, cache: str) -> dict[str, Any]:
     arguments = [str(options.model), prompt, way, str(options.max_new_tokens), str(options.bits)]
     began = time.time()
     process = subprocess.run(
-        [sys.executable, "-c", CODE, *arguments], cwd=ROOT, env=os.environ | keep, capture_output=True, text=True, check=True
+        [sys.executable, "-c", CODE, *arguments],
+        cwd=ROOT,
+        env=os.environ | keep,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     figures = json.loads(process.stdout)
     return figures | {"load": figures.pop("loaded") - began, "first": figures["first"] - began}

@@ -56,6 +56,7 @@ class GGUF(Checkpoint):
         return read(self.path).config.family
 
     def tokenizer(self, strict: bool = False) -> Tokenizer | None:
+        gguf_tokenizer.check_split(read(self.path).metadata, strict)
         if (tokenizer := self.stored_tokenizer) is not None:
             add_tokens(tokenizer, self.tokenizer_config, {}, {})
         return tokenizer

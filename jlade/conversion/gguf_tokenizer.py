@@ -1,6 +1,5 @@
 """The tokenizer of a GGUF file, as llama.cpp builds it."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from jlade.conversion.gguf_splits import ALWAYS_BEGIN, LINES, NFC, OF_CHARACTERS, SPLITS, WHOLE_WORDS, WITH_BEGIN
-from jlade.conversion.json_files import Values
+from jlade.conversion.json_files import Values, refuse_or_warn
 
 KEYS = "tokenizer.ggml."
 PRE, ADD_BOS = f"{KEYS}pre", f"{KEYS}add_bos_token"
@@ -71,6 +70,17 @@ def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
     return tokenizer
 
 
+def check_split(values: Values, strict: bool) -> None:
+    """Warns of a file that does not say how a text is divided into words, or refuses it if `strict`."""
+    if values.get(f"{KEYS}model") == "gpt2" and not values.get(PRE):
+        warning = (
+            f"{values.file} lacks {PRE}, which names the expressions that divide a text into words: taking llama.cpp's "
+            "default. The tokens may be others than the model was trained with, and its texts worse; a newer converter "
+            "writes the key"
+        )
+        refuse_or_warn(strict, values.file, f"a tokenizer without {PRE}", warning)
+
+
 def tokenizer_config(values: Values) -> dict[str, Any]:
     """Returns the chat templates and the names of special tokens, by the keys of tokenizer_config.json."""
     tokens = values.get(f"{KEYS}tokens")
@@ -115,13 +125,7 @@ def _name_of_split(values: Values) -> str:
     """Returns the name of the way to divide a text into words."""
     name = "gemma4" if values.get(f"{KEYS}model") == "gemma4" else values.get(PRE)
     if not name:
-        warnings.warn(
-            f"{values.file} lacks {PRE}, which names the expressions that divide a text into words: taking llama.cpp's "
-            "default. The tokens may be others than the model was trained with, and its texts worse; a newer converter "
-            "writes the key",
-            stacklevel=2,
-        )
-        return "default"
+        return "default"  # see `check_split`
     if name in SPLITS or name in OF_CHARACTERS:
         return str(name)
     raise ValueError(

@@ -253,7 +253,10 @@ def ordered(file, arrays):
         ({"changed": {"llama.rope.scaling.attn_factor": 2.0}}, r"attn_factor is supported with the type yarn alone"),
         ({"changed": {"tokenizer.ggml.eos_token_id": 48}}, r"eos_token_id must be a token id below 48, got 48"),
         ({"changed": {"general.type": "adapter"}}, r"general\.type is 'adapter'; supported is 'model'"),
-        ({"changed": {"tokenizer.ggml.model": "t5"}}, r"tokenizer\.ggml\.model is 't5'; supported are gpt2, gemma4, llama"),
+        (
+            {"changed": {"tokenizer.ggml.model": "t5"}},
+            r"tokenizer\.ggml\.model is 't5'; supported are gpt2, gemma4, llama",
+        ),
         ({"arch": "gemma3n"}, r"general\.architecture is 'gemma3n'; supported are llama, mistral3, qwen2,"),
     ],
     ids=lambda value: str(value)[:50],

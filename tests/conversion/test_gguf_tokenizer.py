@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import jlade
 from jlade.conversion import gguf_config
+from jlade.conversion.gguf import GGUF
 from jlade.conversion.gguf_header import read_header
 from jlade.conversion.gguf_splits import SPLITS
 from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, _joins, tokenizer_config
@@ -150,6 +151,8 @@ def test_letters_and_accents_are_joined_where_the_model_was_trained_so(pre, comp
 def test_a_file_without_a_name_for_its_words_gets_the_default_of_llama_cpp(tmp_path):
     with pytest.warns(UserWarning, match=r"model\.gguf lacks tokenizer\.ggml\.pre, .*: taking llama\.cpp's default"):
         tokenizer = tokenizer_of(tmp_path, pre=None)
+    with pytest.raises(ValueError, match=r"strict=True refuses a tokenizer without tokenizer\.ggml\.pre"):
+        GGUF(tmp_path / "model.gguf").tokenizer(strict=True)
     assert tokenizer.to_str() == tokenizer_of(tmp_path, pre="default").to_str()
 
 
