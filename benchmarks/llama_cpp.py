@@ -57,7 +57,7 @@ COLUMNS = {
     "first": "first token, s",
     "rate": "tokens/s",
     "steps": "tokens a step",
-    "same": "same text",
+    "same": "characters in common",
 }
 
 
@@ -79,31 +79,30 @@ def main(argv: Sequence[str] | None = None) -> None:
             of_prompt |= {way: _theirs(options, prompt, way) for way in THEIRS}
             expected = of_prompt["completion"]["text"]
             for way, run in of_prompt.items():
-                runs[way].append(run | {"same": len(os.path.commonprefix([run["text"], expected]))})
+                runs[way].append(run | {"same": _in_common(run["text"], expected)})
     figures = {
         way: {name: statistics.median(run[name] for run in own) for name in COLUMNS} for way, own in runs.items()
     }
     facts = {"model": options.model.name, "bits": options.bits, "threads": options.threads}
     report.write(options.json, facts | {"ways": figures, "runs": runs})
     names = [*(f"jlade, {way}" for way in OURS), *(f"llama.cpp, {way}" for way in THEIRS)]
-    rows = (
-        [name, *(f"{own[column]:.2f}" for column in COLUMNS)] for name, own in zip(names, figures.values(), strict=True)
-    )
+    cells = ([f"{own[column]:.2f}" for column in COLUMNS] for own in figures.values())
+    rows = ([name, *row] for name, row in zip(names, cells, strict=True))
     report.print_table(["way", *COLUMNS.values()], rows, options.model.name)
+
+
+def _in_common(text: str, other: str) -> int:
+    """Returns the number of characters until two texts part."""
+    pairs = zip(text, other, strict=False)
+    return next((i for i, (one, another) in enumerate(pairs) if one != another), min(len(text), len(other)))
 
 
 def _ours(options: Any, prompt: str, way: str, cache: str) -> dict[str, Any]:
     keep = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     arguments = [str(options.model), prompt, way, str(options.max_new_tokens), str(options.bits)]
     began = time.time()
-    process = subprocess.run(
-        [sys.executable, "-c", CODE, *arguments],
-        cwd=ROOT,
-        env=os.environ | keep,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", CODE, *arguments]
+    process = subprocess.run(command, cwd=ROOT, env=os.environ | keep, capture_output=True, text=True, check=True)
     figures = json.loads(process.stdout)
     return figures | {"load": figures.pop("loaded") - began, "first": figures["first"] - began}
 

@@ -35,8 +35,13 @@ llama_cpp.llama_log_set(quiet, None)
 logging.disable(logging.WARNING)
 
 
+def write_no_tokens(self) -> None:
+    self.gguf_writer.add_tokenizer_model("none")
+    self.gguf_writer.add_vocab_size(SIZES["vocab_size"])
+
+
 def difference(name: str, architecture: str, **settings) -> float:
-    """Returns the largest difference of logits, in standard deviations."""
+    """Returns the largest difference of logits, in standard deviations, between transformers and llama.cpp."""
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES, **settings))
     directory, file = folder / name, folder / f"{name}.gguf"
@@ -44,7 +49,7 @@ def difference(name: str, architecture: str, **settings) -> float:
     written = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(written | {"architectures": [architecture]}))
     converter = conversion.get_model_class(architecture)
-    converter.set_vocab = lambda self: self.gguf_writer.add_tokenizer_model("none")
+    converter.set_vocab = write_no_tokens
     with torch.inference_mode():
         converter(directory, gguf.LlamaFileType.ALL_F32, file, eager=True).write()
         expected = model(torch.tensor([TOKENS])).logits[0].numpy()
