@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Guess: Phi-3.5-MoE computes the same in llama.cpp as in transformers, as other families do once they are converted.
-# Seen: the logits differ from the first token on, by more than their deviation. llama.cpp normalises by root mean squares
-# and adds the biases, where transformers subtracts the mean too; and it takes the two largest of a softmax, where the
-# router of Phi-MoE draws each expert by a masked softmax of its own. For a LLaMA of these sizes they agree to a hundredth.
+# Seen: the logits differ from the first token on, by several deviations. llama.cpp normalises by root mean squares and
+# adds the biases, where transformers subtracts the mean too; and it takes the two largest of a softmax, where the router
+# of Phi-MoE draws each expert by a masked softmax of its own. For a LLaMA of these sizes both agree to a hundredth.
 # Building llama.cpp takes about ten minutes on two cores.
 set -euo pipefail
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
