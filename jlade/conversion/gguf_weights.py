@@ -16,7 +16,7 @@ from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.json_files import Values
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape, TensorPart, runs
-from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
+from jlade.conversion.tensors import ARRAYS, expected_tensors
 from jlade.conversion.weight_files import CHUNK, ComposedTensor, Tensor, aligned, broken_rows
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig
@@ -218,16 +218,15 @@ def model_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
                 head_dim=config.head_dim if is_permuted else 0,
                 added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
             )
-            result[part] = _model_tensor(part, own)
+            result[part] = _model_tensor(own)
     return result
 
 
-def _model_tensor(name: str, tensor: GGUFTensor) -> Tensor:
+def _model_tensor(tensor: GGUFTensor) -> Tensor:
     """Returns the tensor of a model, experts as one with [in, out] of each, and blocks that can be kept as such."""
     shape, dense = tensor.shape, cast(Tensor, tensor)
     if len(shape) == 3:
         number, outputs, inputs = shape
         shape = number, inputs, outputs
         dense = ExpertTensor(tensor.divide([(outputs, inputs)] * number), slice(None), True, shape)
-    is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING  # which steps read by rows
-    return Blocks(shape, tensor, dense) if is_kept else dense
+    return Blocks(shape, tensor, dense) if tensor.dtype in gguf_blocks.KINDS else dense

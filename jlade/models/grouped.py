@@ -48,6 +48,11 @@ class GroupedMatrix:
         """Inputs of a group."""
         return self.shape[-2] // self.scale.shape[-2]
 
+    def __getitem__(self, outputs: jax.Array) -> jax.Array:
+        """Returns the elements of outputs [...], as float32 [..., in]: rows of the matrix [out, in]."""
+        columns = self.mapped(lambda array: array[:, outputs.reshape(-1)])
+        return columns.values().T.reshape(*outputs.shape, -1)
+
     def expert(self, index: jax.Array) -> "GroupedMatrix":
         """Returns the matrix of an expert, or of each expert of `index` [P]."""
         return self.mapped(lambda array: array[index])
