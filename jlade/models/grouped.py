@@ -255,6 +255,8 @@ def product_of(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
 def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
     """`product_of`, some groups at a time: XLA for CPUs does not fuse, and would write out the whole matrix."""
     num_groups, outputs = matrix.scale.shape
+    if len(x) * outputs > 4 * TILE:
+        return _multiply_in_columns(matrix, x)
     # What is added to the numbers of a group is added to the product instead, once for the group.
     begin = jnp.zeros((len(x), outputs), jnp.float32)
     if (added := matrix.added()) is not None:
@@ -269,7 +271,27 @@ def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
             size = groups * (array.shape[axis] // num_groups)
             return jax.lax.dynamic_slice_in_dim(array, i * size, size, axis)
 
-        return product + product_of(matrix.mapped(tile), tile(x, 1))
+        part, inputs = matrix.mapped(tile), tile(x, 1)
+        if groups > 1:
+            return product + product_of(part, inputs)
+        # The scales of a single group multiply its product, which has fewer numbers than the group has weights.
+        unscaled = part.replace(scale=jnp.ones_like(part.scale))  # type: ignore[attr-defined]
+        return product + product_of(unscaled, inputs) * part.scale.astype(jnp.float32)
 
     product: jax.Array = jax.lax.fori_loop(0, num_groups // groups, add_tile, begin)
+    return product
+
+
+def _multiply_in_columns(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
+    """`product_of`, some outputs at a time: sums that the cache does not hold would be read and written for each tile."""
+    inputs, outputs = matrix.shape
+    columns = min(outputs, max(16, TILE // inputs // 16 * 16))
+
+    def add_columns(i: jax.Array, product: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * columns, outputs - columns)  # the last columns may overlap those before
+        part = matrix.mapped(lambda array: jax.lax.dynamic_slice_in_dim(array, start, columns, 1))
+        return jax.lax.dynamic_update_slice_in_dim(product, product_of(part, x), start, axis=1)
+
+    empty = jnp.zeros((len(x), outputs), jnp.float32)
+    product: jax.Array = jax.lax.fori_loop(0, -(-outputs // columns), add_columns, empty)
     return product

@@ -54,7 +54,7 @@ def random_matrix(form, inputs=128, outputs=32, group=32, dtype=np.float32):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("tile", [32 * 32, 2**18])  # four tiles, and one
+@pytest.mark.parametrize("tile", [64, 32 * 32, 2**18])  # two tiles of outputs, four of groups, and one
 def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch):
     monkeypatch.setattr(grouped, "TILE", tile)
     matrix, values = random_matrix(form)
@@ -216,7 +216,7 @@ def test_loading_in_four_bits_equals_rounding_after_loading(demo, tmp_path):
         assert_equal(jlade.load(tmp_path / "own", "float32", bits=bits)[0], expected)
     with pytest.raises(ValueError, match="int8=True is bits=8, got bits=4 too: give one"):
         jlade.load(DEMO, bits=4, int8=True)
-    with pytest.raises(ValueError, match="bits must be 4, 8 or None, got 2"):
+    with pytest.raises(ValueError, match="bits must be 4, 8, 'file' or None, got 2"):
         jlade.load(DEMO, bits=2)
 
 
