@@ -50,8 +50,9 @@ class GroupedMatrix:
 
     def __getitem__(self, outputs: jax.Array) -> jax.Array:
         """Returns the elements of outputs [...], as float32 [..., in]: rows of the matrix [out, in]."""
-        columns = self.mapped(lambda array: array[:, outputs.reshape(-1)])
-        return columns.values().T.reshape(*outputs.shape, -1)
+        # XLA for TPUs would copy the whole matrix into another layout before it gathers columns.
+        rows = jax.lax.platform_dependent(self, outputs.reshape(-1), tpu=_columns_in_turn, default=_columns)
+        return rows.reshape(*outputs.shape, -1)
 
     def expert(self, index: jax.Array) -> "GroupedMatrix":
         """Returns the matrix of an expert, or of each expert of `index` [P]."""
@@ -131,6 +132,21 @@ def rescaled(values: jax.Array, of_group: Callable[[Any], jax.Array], scale: Any
         values -= of_group(zero)
     values *= of_group(scale)
     return values if offset is None else values + of_group(offset)
+
+
+def _columns(matrix: GroupedMatrix, outputs: jax.Array) -> jax.Array:
+    """Returns the elements of outputs [N], float32[N, in]."""
+    return matrix.mapped(lambda array: array[:, outputs]).values().T
+
+
+def _columns_in_turn(matrix: GroupedMatrix, outputs: jax.Array) -> jax.Array:
+    """`_columns`, one at a time."""
+
+    def column(output: jax.Array) -> jax.Array:
+        return matrix.mapped(lambda array: jax.lax.dynamic_slice_in_dim(array, output, 1, axis=1)).values()[:, 0]
+
+    columns: jax.Array = jax.lax.map(column, outputs)
+    return columns
 
 
 def is_grouped(leaf: object) -> TypeGuard[GroupedMatrix]:
@@ -283,7 +299,7 @@ def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
 
 
 def _multiply_in_columns(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
-    """`product_of`, some outputs at a time: sums that the cache does not hold would be read and written for each tile."""
+    """`product_of`, some outputs at a time: sums beyond the cache would be read and written for each tile."""
     inputs, outputs = matrix.shape
     columns = min(outputs, max(16, TILE // inputs // 16 * 16))
 

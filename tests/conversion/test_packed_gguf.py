@@ -1,5 +1,6 @@
 """Matrices of GGUF files in the four or eight bits that the files hold, against the package gguf."""
 
+import json
 import operator
 
 import gguf
@@ -10,13 +11,14 @@ import pytest
 
 import jlade
 from jlade import conversion
+from jlade.cli import main
 from jlade.conversion import load_gguf, packed
 from jlade.conversion.checkpoint import loaded_shapes
 from jlade.conversion.gguf import GGUF, read
 from jlade.conversion.gguf_blocks import KINDS
 from jlade.models.grouped import is_grouped
 from jlade.models.quantization import quantize
-from tests.conversion.gguf_files import WIDE, convert, halves_apart, reference, write
+from tests.conversion.gguf_files import WIDE, convert, halves_apart, reference, write, write_chat
 from tests.conversion.hf_files import assert_equal, assert_placed, assert_same_arrays
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow
@@ -98,6 +100,12 @@ def test_bits_of_the_file_keep_every_matrix(tmp_path):
     assert_same_arrays(dequantized(params), plain)
     conversion.save(params, tmp_path / "own")
     assert_equal(conversion.load(tmp_path / "own", "float32"), params)
+
+
+def test_the_command_takes_bits_of_the_file(tmp_path, capsys):
+    file = write_chat(tmp_path / "model.gguf", tied=True)
+    assert main(["Numbers", "--model", str(file), "--bits", "file", "--max-new-tokens", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", slow("Q4_K"), slow("IQ4_NL"), slow("Q6_K")])
