@@ -13,6 +13,7 @@ GROUP = 64  # inputs with one scale
 MIN_GROUP = 8
 STEPS = 14.0, 14.33, 14.67, 15.0, 15.33, 15.67, 16.0  # of the range of a group; codes have 15
 TILE = 2**18  # elements of a matrix converted at once on CPUs; they fit the processor's cache
+WIDE = 2**16  # outputs of a tile of one group, at most
 
 
 @flax.struct.dataclass
@@ -282,19 +283,28 @@ def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
     groups = max(1, min(num_groups, TILE // (matrix.group * outputs)))
     groups = next(size for size in range(groups, 0, -1) if num_groups % size == 0)
 
-    def add_tile(i: jax.Array, product: jax.Array) -> jax.Array:
+    parts = next((n for n in range(1, 64) if outputs % n == 0 and outputs <= n * WIDE), 1) if groups == 1 else 1
+
+    def add_tile(place: jax.Array, product: jax.Array) -> jax.Array:
+        i, start = place // parts, place % parts * (outputs // parts)
+
         def tile(array: jax.Array, axis: int = 0) -> jax.Array:
             size = groups * (array.shape[axis] // num_groups)
-            return jax.lax.dynamic_slice_in_dim(array, i * size, size, axis)
+            rows = jax.lax.dynamic_slice_in_dim(array, i * size, size, axis)
+            return rows if axis or parts == 1 else jax.lax.dynamic_slice_in_dim(rows, start, outputs // parts, 1)
 
         part, inputs = matrix.mapped(tile), tile(x, 1)
         if groups > 1:
             return product + product_of(part, inputs)
         # The scales of a single group multiply its product, which has fewer numbers than the group has weights.
         unscaled = part.replace(scale=jnp.ones_like(part.scale))  # type: ignore[attr-defined]
-        return product + product_of(unscaled, inputs) * part.scale.astype(jnp.float32)
+        added = product_of(unscaled, inputs) * part.scale.astype(jnp.float32)
+        if parts == 1:
+            return product + added
+        before = jax.lax.dynamic_slice_in_dim(product, start, outputs // parts, 1)
+        return jax.lax.dynamic_update_slice_in_dim(product, before + added, start, 1)
 
-    product: jax.Array = jax.lax.fori_loop(0, num_groups // groups, add_tile, begin)
+    product: jax.Array = jax.lax.fori_loop(0, num_groups // groups * parts, add_tile, begin)
     return product
 
 

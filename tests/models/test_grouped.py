@@ -54,9 +54,10 @@ def random_matrix(form, inputs=128, outputs=32, group=32, dtype=np.float32):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("tile", [64, 32 * 32, 2**18])  # two tiles of outputs, four of groups, and one
+@pytest.mark.parametrize("tile", [64, 32 * 32, 2**18])  # two tiles of outputs, two of each group, and one
 def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch):
     monkeypatch.setattr(grouped, "TILE", tile)
+    monkeypatch.setattr(grouped, "WIDE", 16)
     matrix, values = random_matrix(form)
     assert (matrix.shape, matrix.group, matrix.dense_shape) == ((128, 32), 32, (32, 128))
     np.testing.assert_allclose(matrix.values(), values, rtol=1e-6, atol=1e-6)
