@@ -6,7 +6,8 @@
 
 Quality: a model in float32 continues every prompt greedily. Each kind of weights then reads prompt and text in one
 pass, and its predictions are compared with the predictions in float32. `calibrated` weighs errors by the inputs on 4096
-tokens of docs/usage.md. The weights of SmolLM2 come from a file in Q4_1: its figures are those of rounding once more.
+tokens of docs/usage.md. The weights of SmolLM2 come from a file in Q4_1 and Q8_0: its figures are those of rounding
+once more, but for `bits="file"`.
 Speed: decoding steps with weights in few bits, and with weights in jlade's default dtype on this device, timed in
 turns. The time of a step excludes prefill: it is the difference between a long and a short text. `temporary MB` is the
 memory of `jlade.decode`, compiled as one program, besides its arguments and results. A copy of the weights in floating
@@ -79,6 +80,8 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
         "4 bits, bfloat16": quantize(half, 4),
         "4 bits, calibrated": quantize(reference, 4, importance=mean_squares(reference, text)),
     }
+    if model != "demo":
+        kinds['bits="file", float32'] = jlade.load(model, "float32", bits="file")[0]
     ids = [each["ids"] if model == "demo" else tokenizer.encode(each["text"]).ids for each in prompts]
     size = max(map(len, ids)) + max_new_tokens
     rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in kinds}

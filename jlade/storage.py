@@ -51,7 +51,7 @@ def load(
     sharding: Sharding | None = None,
     mesh: Mesh | None = None,
     revision: str | None = None,
-    bits: int | None = None,
+    bits: quantization.Bits = None,
     int8: bool = False,
     strict: bool = False,
     adapter: str | os.PathLike[str] | None = None,
@@ -70,7 +70,8 @@ def load(
         runs on them. Each device, and the host, reads and holds only its part.
       revision: branch, tag or commit of a Hub id.
       bits: 8 or 4 for matrices of so many bits: a step then reads a half or a quarter of the bytes of bfloat16. `dtype`
-        applies to the other arrays and to the computation. See `jlade.conversion.LoadOptions`.
+        applies to the other arrays and to the computation. "file" keeps the matrices that files hold in few bits, and
+        rounds no other. See `jlade.conversion.LoadOptions`.
       int8: True is `bits=8`.
       strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, ignored
         settings of generation, tokens that the model lacks, and NaN or infinite values. Keys that are known to change
@@ -87,7 +88,7 @@ def load(
         greedy texts where a call is given them, and added tokens of the tokenizer beyond the model's vocabulary; names
         the tensors with NaN or infinite values, and their rows.
     """
-    quantization.check_bits(bits)
+    quantization.check_bits(bits, (*quantization.BITS, quantization.FILE))
     if int8 and bits not in (None, 8):
         raise ValueError(f"int8=True is bits=8, got bits={bits!r} too: give one")
     options = LoadOptions(dtype, sharding, bits=8 if int8 else bits, strict=strict, mesh=mesh, adapter=adapter)

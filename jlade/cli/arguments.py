@@ -24,7 +24,7 @@ from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
 from jlade.models import kernels, kv_rounding
 from jlade.models.llama import LlamaParams
-from jlade.models.quantization import BITS
+from jlade.models.quantization import BITS, FILE
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 
@@ -47,9 +47,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
     },
     "--bits": {
-        "type": int,
-        "choices": BITS,
-        "help": "hold the matrices in so many bits: a half or a quarter of the memory of bfloat16; the text may differ",
+        "type": lambda given: int(given) if given.isdecimal() else given,
+        "choices": (*BITS, FILE),
+        "help": "hold the matrices in so many bits: a half or a quarter of the memory of bfloat16, and other texts; "
+        "'file' keeps those that the files hold in few bits, and rounds none",
     },
     "--int8": {"action": "store_const", "const": 8, "dest": "bits", "help": "the same as --bits 8"},
     "--strict": {

@@ -193,7 +193,7 @@ def _figures(
 ) -> dict[str, Any]:
     """Returns the object of --json: the figures of the first run, then those of the others."""
     (setting, first), *rest = runs.items()
-    figures = {"prompt": prompt, "device": device_of(params).device_kind, "dtype": str(params.embedding.dtype)}
+    figures = {"prompt": prompt, "device": device_of(params).device_kind, "dtype": str(params.norm.dtype)}
     figures |= first.figures()
     if setting != PLAIN:
         figures["lookahead"] = dataclasses.asdict(setting)
@@ -226,7 +226,7 @@ def _sentences(
     for (setting, _), found in zip(rest, differences, strict=True):
         if found is not None:
             gap = f", where the two largest logits are {found.logit_gap:.2g} apart" if has_gap else ""
-            dtype = params.embedding.dtype
+            dtype = params.norm.dtype
             yield f"not identical, in {dtype}: {_name(setting)} differs from token {found.position + 1} on{gap}"
     plain = runs.get(PLAIN, _Run()).tally.tokens_per_second
     for setting, run in runs.items() if device_of(params).platform == "cpu" else ():

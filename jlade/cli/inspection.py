@@ -157,7 +157,7 @@ class Headers:
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
 
-    def shapes(self, dtype: np.dtype, bits: int | None = None) -> LlamaParams:
+    def shapes(self, dtype: np.dtype, bits: quantization.Bits = None) -> LlamaParams:
         """Returns the shapes of the parameters that are loaded with a dtype and bits."""
         return loaded_shapes(self.tensors, self.config, dtype, bits)
 

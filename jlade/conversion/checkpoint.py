@@ -38,7 +38,7 @@ from jlade.conversion.tensors import (
 from jlade.conversion.weight_files import FLOATS, Tensor, check_unchanged
 from jlade.models import llama, quantization
 from jlade.models.llama import LlamaConfig, LlamaParams
-from jlade.models.quantization import Int8Matrix, Matrix
+from jlade.models.quantization import FILE, Bits, Int8Matrix, Matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,7 @@ class LoadOptions:
       progress: called after each tensor with its bytes in the file.
       bits: 8 or 4 for matrices of so many bits (`jlade.models.llama.quantize`), each rounded when it is on its device,
         so only one is held in floating point. Matrices that the files hold in so many bits, or fewer, stay as they are.
+        With "file" all that files hold in few bits stay so, embeddings too, and the others are in floating point.
       strict: whether to refuse what otherwise gives a warning. Keys that are known to change the model's output in a
         way that is not supported are always refused.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
@@ -66,7 +67,7 @@ class LoadOptions:
     dtype: jax.typing.DTypeLike | None = None
     sharding: Sharding | None = None
     progress: Callable[[int], None] | None = None
-    bits: int | None = None
+    bits: Bits = None
     strict: bool = False
     mesh: Mesh | None = None
     adapter: str | os.PathLike[str] | None = None
@@ -171,7 +172,7 @@ def read_params(
 
     `source` names the tensors in messages.
     """
-    quantization.check_bits(options.bits)
+    quantization.check_bits(options.bits, (*quantization.BITS, FILE))
     sharding = sharding_for(config, options.sharding, options.mesh)
     target = check_dtype(options.dtype, _first_dtype(tensors), source, device_of(sharding, config))
     broken: dict[str, set[int]] = {}
@@ -198,6 +199,7 @@ def read_params(
                 broken[name] = outputs
             matrix = packed.place(stored, place_of(sharding, name, shape))
         else:
+            new_bits = None if new_bits == FILE else new_bits
             if new_bits is not None and isinstance(tensor, packed.PackedTensor) and tensor.bits <= new_bits:
                 again.append(name)
             array = read(name, shape, np.dtype(dtype_of_name(name, config, target)))
@@ -220,7 +222,7 @@ def read_params(
 
 
 def loaded_shapes(
-    tensors: Mapping[str, Tensor], config: LlamaConfig, dtype: np.dtype, bits: int | None = None
+    tensors: Mapping[str, Tensor], config: LlamaConfig, dtype: np.dtype, bits: Bits = None
 ) -> LlamaParams:
     """Returns the parameters that `read_params` returns, with a `jax.ShapeDtypeStruct` in the place of each array.
 
@@ -237,7 +239,7 @@ def loaded_shapes(
         return jax.ShapeDtypeStruct(shape, dtype_of_name(name, config, dtype))
 
     params = build_params(config, shape_of)
-    return params if bits is None else jax.eval_shape(functools.partial(llama.quantize, bits=bits), params)
+    return params if bits in (None, FILE) else jax.eval_shape(functools.partial(llama.quantize, bits=bits), params)
 
 
 def _first_dtype(tensors: Mapping[str, Tensor]) -> str:

@@ -16,7 +16,7 @@ from jlade.conversion.gguf_weights import FLOATING, TYPES, Blocks, GGUFTensor, T
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.parts import Shape
-from jlade.conversion.tensors import EMBEDDING, arrays_by_name, expected_tensors, name_in_files
+from jlade.conversion.tensors import arrays_by_name, expected_tensors, name_in_files
 from jlade.conversion.weight_files import Tensor
 from jlade.models.layers.mixture import EXPERTS
 from jlade.models.llama import LlamaConfig
@@ -83,7 +83,7 @@ class _Reader:
             if half is not None:
                 places = np.arange(number * 2 * outputs).reshape(number, 2, outputs)[:, half].reshape(-1)
                 tensor = dataclasses.replace(tensor, shape=(number, outputs, *inputs), rows=places)
-            result[name] = _model_tensor(name, tensor)
+            result[name] = _model_tensor(tensor)
         return result
 
     def _family(self) -> Family:
@@ -180,7 +180,7 @@ class _Reader:
             columns = _of_heads(self._value_heads(), tensor.shape[1])
         rows = tensor.rows if order is None else order
         own = dataclasses.replace(tensor, rows=rows, columns=columns, change=self._change(name, path))
-        return _model_tensor(name, own)
+        return _model_tensor(own)
 
     def _row_order(self, path: str | None, count: int) -> np.ndarray | None:
         """Returns the places in the file of an array's rows, None if they are the same."""
@@ -232,7 +232,7 @@ def _logarithm(values: np.ndarray) -> np.ndarray:
     return logarithms
 
 
-def _model_tensor(name: str, tensor: GGUFTensor) -> Tensor:
+def _model_tensor(tensor: GGUFTensor) -> Tensor:
     """Returns the tensor of a model, experts as one with [in, out] of each, and blocks that can be kept as such."""
     shape, dense = tensor.shape, cast(Tensor, tensor)
     if len(shape) == 3:
@@ -240,5 +240,5 @@ def _model_tensor(name: str, tensor: GGUFTensor) -> Tensor:
         shape = number, inputs, outputs
         dense = ExpertTensor(tensor.divide([(outputs, inputs)] * number), slice(None), True, shape)
     is_changed = tensor.columns is not None or tensor.change is not None
-    is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING and not is_changed  # which steps read by rows
+    is_kept = tensor.dtype in gguf_blocks.KINDS and not is_changed
     return Blocks(shape, tensor, dense) if is_kept else dense

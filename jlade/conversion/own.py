@@ -18,6 +18,7 @@ from jlade.conversion.tensors import ARRAYS, SCALE, bits_of, expected_tensors, n
 from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, Tensor, check_kind, stored_tensors, write_tensors
 from jlade.files import written_whole
 from jlade.models.llama import LlamaConfig, LlamaParams
+from jlade.models.quantization import FILE
 
 OWN_FILE = "jlade.safetensors"
 
@@ -41,7 +42,7 @@ class Own(HuggingFace):
         expected, tensors, used = expected_tensors(config), dict[str, Tensor](), set[str]()
         lacking = set[str]()
         for name, shape in expected.items():
-            ends = ARRAYS if bits_of(name, config, 8) is not None else {"weight": ""}
+            ends = ARRAYS if bits_of(name, config, FILE) is not None else {"weight": ""}
             arrays = {field: stored[name + end] for field, end in ends.items() if name + end in stored}
             used |= {name + ends[field] for field in arrays}
             weight, scale = arrays.get("weight"), arrays.get("scale")

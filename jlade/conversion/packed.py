@@ -15,6 +15,7 @@ from jlade.conversion.tensors import ARRAYS
 from jlade.conversion.weight_files import FLOATS, ComposedTensor, StoredTensor, Tensor, aligned, broken_rows, check_kind
 from jlade.models import sharding as model_sharding
 from jlade.models.grouped import GroupedMatrix, pack, unpack
+from jlade.models.quantization import FILE, Bits
 
 
 class PackedTensor(abc.ABC):
@@ -109,11 +110,12 @@ def own_matrix(name: str, shape: Shape, arrays: Mapping[str, StoredTensor]) -> O
     return OwnMatrix(shape, arrays)
 
 
-def keeps(tensor: Tensor | None, bits: int | None) -> TypeGuard[PackedTensor]:
+def keeps(tensor: Tensor | None, bits: Bits) -> TypeGuard[PackedTensor]:
     """Whether a tensor stays as it is in a model that is loaded with `bits`: one of jlade's own always does."""
     if not isinstance(tensor, PackedTensor):
         return False
-    return isinstance(tensor, OwnMatrix) or (bits is not None and tensor.bits <= bits and tensor.can_stay)
+    is_asked = bits == FILE or (bits is not None and tensor.bits <= bits)
+    return isinstance(tensor, OwnMatrix) or (is_asked and tensor.can_stay)
 
 
 def values_of(matrix: GroupedMatrix) -> np.ndarray:

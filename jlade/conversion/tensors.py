@@ -20,7 +20,7 @@ from jlade.models import sharding as model_sharding
 from jlade.models.layers import PerLayer
 from jlade.models.layers.arrays import Array
 from jlade.models.llama import OUTPUT_BITS, LlamaConfig, LlamaParams, quantize
-from jlade.models.quantization import is_quantized
+from jlade.models.quantization import FILE, Bits, is_quantized
 
 EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 LAYER = {  # names within a layer, by the path in `jlade.models.layers.Layer`; a bias has the name of its weight
@@ -189,10 +189,15 @@ def scale_shape(shape: Shape) -> Shape:
     return (shape[0], *shape[2:])
 
 
-def bits_of(name: str, config: LlamaConfig, bits: int | None) -> int | None:
-    """Returns the bits that `jlade.models.llama.quantize` gives the elements of a tensor, None for floating point."""
-    if name == OUTPUT or (name == EMBEDDING and config.tie_embeddings):
-        return None if bits is None else OUTPUT_BITS
+def bits_of(name: str, config: LlamaConfig, bits: Bits) -> Bits:
+    """Returns the `bits` of a tensor, None for floating point.
+
+    Numbers are those that `jlade.models.llama.quantize` gives its elements. An embedding that is not the output matrix
+    is in few bits for "file" alone.
+    """
+    if name in (EMBEDDING, OUTPUT):
+        is_output = name == OUTPUT or config.tie_embeddings
+        return bits if bits in (None, FILE) else OUTPUT_BITS if is_output else None
     array = array_of(name, config)
     return bits if array is not None and array.may_round else None
 

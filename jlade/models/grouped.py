@@ -13,6 +13,7 @@ GROUP = 64  # inputs with one scale
 MIN_GROUP = 8
 STEPS = 14.0, 14.33, 14.67, 15.0, 15.33, 15.67, 16.0  # of the range of a group; codes have 15
 TILE = 2**18  # elements of a matrix converted at once on CPUs; they fit the processor's cache
+WIDE = 2**16  # outputs of a tile of one group, at most
 
 
 @flax.struct.dataclass
@@ -47,6 +48,12 @@ class GroupedMatrix:
     def group(self) -> int:
         """Inputs of a group."""
         return self.shape[-2] // self.scale.shape[-2]
+
+    def __getitem__(self, outputs: jax.Array) -> jax.Array:
+        """Returns the elements of outputs [...], as float32 [..., in]: rows of the matrix [out, in]."""
+        # XLA for TPUs would copy the whole matrix into another layout before it gathers columns.
+        rows = jax.lax.platform_dependent(self, outputs.reshape(-1), tpu=_columns_in_turn, default=_columns)
+        return rows.reshape(*outputs.shape, -1)
 
     def expert(self, index: jax.Array) -> "GroupedMatrix":
         """Returns the matrix of an expert, or of each expert of `index` [P]."""
@@ -126,6 +133,21 @@ def rescaled(values: jax.Array, of_group: Callable[[Any], jax.Array], scale: Any
         values -= of_group(zero)
     values *= of_group(scale)
     return values if offset is None else values + of_group(offset)
+
+
+def _columns(matrix: GroupedMatrix, outputs: jax.Array) -> jax.Array:
+    """Returns the elements of outputs [N], float32[N, in]."""
+    return matrix.mapped(lambda array: array[:, outputs]).values().T
+
+
+def _columns_in_turn(matrix: GroupedMatrix, outputs: jax.Array) -> jax.Array:
+    """`_columns`, one at a time."""
+
+    def column(output: jax.Array) -> jax.Array:
+        return matrix.mapped(lambda array: jax.lax.dynamic_slice_in_dim(array, output, 1, axis=1)).values()[:, 0]
+
+    columns: jax.Array = jax.lax.map(column, outputs)
+    return columns
 
 
 def is_grouped(leaf: object) -> TypeGuard[GroupedMatrix]:
@@ -250,6 +272,8 @@ def product_of(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
 def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
     """`product_of`, some groups at a time: XLA for CPUs does not fuse, and would write out the whole matrix."""
     num_groups, outputs = matrix.scale.shape
+    if len(x) * outputs > 4 * TILE:
+        return _multiply_in_columns(matrix, x)
     # What is added to the numbers of a group is added to the product instead, once for the group.
     begin = jnp.zeros((len(x), outputs), jnp.float32)
     if (added := matrix.added()) is not None:
@@ -259,12 +283,41 @@ def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
     groups = max(1, min(num_groups, TILE // (matrix.group * outputs)))
     groups = next(size for size in range(groups, 0, -1) if num_groups % size == 0)
 
-    def add_tile(i: jax.Array, product: jax.Array) -> jax.Array:
+    parts = next((n for n in range(1, 64) if outputs % n == 0 and outputs <= n * WIDE), 1) if groups == 1 else 1
+
+    def add_tile(place: jax.Array, product: jax.Array) -> jax.Array:
+        i, start = place // parts, place % parts * (outputs // parts)
+
         def tile(array: jax.Array, axis: int = 0) -> jax.Array:
             size = groups * (array.shape[axis] // num_groups)
-            return jax.lax.dynamic_slice_in_dim(array, i * size, size, axis)
+            rows = jax.lax.dynamic_slice_in_dim(array, i * size, size, axis)
+            return rows if axis or parts == 1 else jax.lax.dynamic_slice_in_dim(rows, start, outputs // parts, 1)
 
-        return product + product_of(matrix.mapped(tile), tile(x, 1))
+        part, inputs = matrix.mapped(tile), tile(x, 1)
+        if groups > 1:
+            return product + product_of(part, inputs)
+        # The scales of a single group multiply its product, which has fewer numbers than the group has weights.
+        unscaled = part.replace(scale=jnp.ones_like(part.scale))  # type: ignore[attr-defined]
+        added = product_of(unscaled, inputs) * part.scale.astype(jnp.float32)
+        if parts == 1:
+            return product + added
+        before = jax.lax.dynamic_slice_in_dim(product, start, outputs // parts, 1)
+        return jax.lax.dynamic_update_slice_in_dim(product, before + added, start, 1)
 
-    product: jax.Array = jax.lax.fori_loop(0, num_groups // groups, add_tile, begin)
+    product: jax.Array = jax.lax.fori_loop(0, num_groups // groups * parts, add_tile, begin)
+    return product
+
+
+def _multiply_in_columns(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
+    """`product_of`, some outputs at a time: sums beyond the cache would be read and written for each tile."""
+    inputs, outputs = matrix.shape
+    columns = min(outputs, max(16, TILE // inputs // 16 * 16))
+
+    def add_columns(i: jax.Array, product: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * columns, outputs - columns)  # the last columns may overlap those before
+        part = matrix.mapped(lambda array: jax.lax.dynamic_slice_in_dim(array, start, columns, 1))
+        return jax.lax.dynamic_update_slice_in_dim(product, product_of(part, x), start, axis=1)
+
+    empty = jnp.zeros((len(x), outputs), jnp.float32)
+    product: jax.Array = jax.lax.fori_loop(0, -(-outputs // columns), add_columns, empty)
     return product

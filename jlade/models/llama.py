@@ -35,7 +35,7 @@ class LlamaParams:
     """Parameters of a LLaMA model and its configuration.
 
     Attributes:
-      embedding: float[V, E].
+      embedding: float[V, E], or of few bits if it is also the output matrix.
       layers: the parameters of each layer.
       norm: float[E].
       output: float[V, E], or of few bits; None if the embedding is also the output matrix.
@@ -242,7 +242,7 @@ class Llama:
 
     def _embed(self, table: Any, vocab_size: int, *, tokens: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns the rows [B, T, E] of a table [V, E], or of this device's part of it, for tokens [B, T]."""
-        rows = jax.tree.leaves(table)[0].shape[0]
+        rows = dense_shape(table)[0]
         if rows == vocab_size:
             return cast(jax.Array, table[tokens].astype(dtype))
         local = tokens - rows * jax.lax.axis_index(self.axes)

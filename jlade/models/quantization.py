@@ -4,7 +4,7 @@ Not qwix: it applies the scale before the product. That rounds every weight once
 out the whole floating-point matrix in every step.
 """
 
-from typing import TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import flax.struct
 import jax
@@ -14,6 +14,8 @@ import numpy as np
 from jlade.models.grouped import GroupedMatrix, group_of, quantize_in_groups
 
 BITS = (4, 8)  # that matrices may be rounded to
+FILE: Literal["file"] = "file"
+Bits = int | Literal["file"] | None  # of a model that is loaded: "file" keeps what files hold, and rounds nothing
 ROWS = 512  # rows of a matrix converted at once on CPUs; they fit the processor's cache
 
 
@@ -69,10 +71,10 @@ def fewest_bits(params: object) -> int | None:
     return None if not names else 4 if "4 bits" in names else 8
 
 
-def check_bits(bits: int | None) -> None:
-    """Raises a ValueError unless `bits` is one of `BITS` or None."""
-    if bits not in (None, *BITS):
-        raise ValueError(f"bits must be {', '.join(map(str, BITS))} or None, got {bits!r}")
+def check_bits(bits: Any, accepted: tuple[Any, ...] = BITS) -> None:
+    """Raises a ValueError unless `bits` is one of `accepted` or None."""
+    if bits not in (None, *accepted):
+        raise ValueError(f"bits must be {', '.join(map(repr, accepted))} or None, got {bits!r}")
 
 
 def quantize(

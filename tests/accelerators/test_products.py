@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jlade.inspection import targets
+from jlade.models import products
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.products import gpu, tpu
 from tests.accelerators.needs import device, gpu_compiler, thorough
@@ -71,3 +72,18 @@ def test_kernels_compile_for_experts_and_write_no_matrix(name):
     program = targets.compile_for(target, kernel.multiply_tiles, tiles, experts, matrices)
     assert program.memory_analysis().temp_size_in_bytes < number * size * size / 8
     assert f"{size},{size}]" not in program.as_text()
+
+
+@pytest.mark.parametrize("name", [device("h100"), device("v5e")])
+def test_an_embedding_that_is_the_output_matrix_is_not_copied(name):
+    """Its scales are in float16, as in GGUF files."""
+    (target,), _ = targets.find(name)
+    weight, scale = ((2048, 16384), jnp.int8), ((64, 16384), jnp.float16)
+    matrix = GroupedMatrix(*(jax.ShapeDtypeStruct(*array) for array in (weight, scale)))
+    matrix = matrix.replace(implementation="tpu" if name.startswith("v") else "gpu")
+
+    def step(matrix, tokens):
+        return products.multiply(matrix[tokens].astype(jnp.bfloat16), matrix)
+
+    program = targets.compile_for(target, step, matrix, jax.ShapeDtypeStruct((64,), jnp.int32))
+    assert program.memory_analysis().temp_size_in_bytes < 2048 * 16384 / 2

@@ -17,6 +17,7 @@ from jlade.conversion.weight_files import read_header
 from jlade.models.architecture import DELTA, Latent, Recurrence
 from jlade.models.grouped import GroupedMatrix, is_grouped
 from jlade.models.llama import LlamaConfig, init_params
+from jlade.models.quantization import is_quantized
 from tests.conversion.hf_files import assert_same_arrays, change_config
 from tests.conversion.packed_files import awq, compressed, gptq
 from tests.stress.checkpoints import FP4, GROUP, of_compressed
@@ -157,9 +158,11 @@ def test_values_are_those_of_the_formula(name, tmp_path):
     assert_values(load_hf(tmp_path / "model", "float32", strict=True), expected)
     if (bits := CASES[name][1]) is None:
         return
-    params = load_hf(tmp_path / "model", "float32", strict=True, bits=bits)
-    assert {matrix.weight.dtype.name for matrix in matrices(params).values()} == {"uint8" if bits == 4 else "int8"}
-    assert_values(params, expected)
+    for asked in (bits, "file"):
+        params = load_hf(tmp_path / "model", "float32", strict=True, bits=asked)
+        assert {matrix.weight.dtype.name for matrix in matrices(params).values()} == {"uint8" if bits == 4 else "int8"}
+        assert_values(params, expected)
+        assert is_quantized(params.output) == (asked == bits)
 
 
 @pytest.mark.parametrize("name", ["awq", *[slow(name) for name in CASES if CASES[name][1] and name != "awq"]])
@@ -190,7 +193,8 @@ def test_act_order_is_read_and_rounded_again(matrix_of, settings, number, tmp_pa
     """And blocks that end within rows."""
     monkeypatch.setitem(CASES, "act-order", (matrix_of, 4, settings))
     expected = write(tmp_path / "model", "act-order")
-    assert_values(load_hf(tmp_path / "model", "float32", strict=True), expected)
+    for bits in (None, "file"):
+        assert_values(load_hf(tmp_path / "model", "float32", strict=True, bits=bits), expected)
     with pytest.warns(
         UserWarning, match=f"rounded again are {number} matrices whose groups are not of as many adjacent inputs"
     ):

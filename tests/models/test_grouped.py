@@ -54,9 +54,10 @@ def random_matrix(form, inputs=128, outputs=32, group=32, dtype=np.float32):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("tile", [32 * 32, 2**18])  # four tiles, and one
+@pytest.mark.parametrize("tile", [64, 32 * 32, 2**18])  # two tiles of outputs, two of each group, and one
 def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch):
     monkeypatch.setattr(grouped, "TILE", tile)
+    monkeypatch.setattr(grouped, "WIDE", 16)
     matrix, values = random_matrix(form)
     assert (matrix.shape, matrix.group, matrix.dense_shape) == ((128, 32), 32, (32, 128))
     np.testing.assert_allclose(matrix.values(), values, rtol=1e-6, atol=1e-6)
@@ -216,7 +217,7 @@ def test_loading_in_four_bits_equals_rounding_after_loading(demo, tmp_path):
         assert_equal(jlade.load(tmp_path / "own", "float32", bits=bits)[0], expected)
     with pytest.raises(ValueError, match="int8=True is bits=8, got bits=4 too: give one"):
         jlade.load(DEMO, bits=4, int8=True)
-    with pytest.raises(ValueError, match="bits must be 4, 8 or None, got 2"):
+    with pytest.raises(ValueError, match="bits must be 4, 8, 'file' or None, got 2"):
         jlade.load(DEMO, bits=2)
 
 

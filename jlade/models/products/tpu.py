@@ -58,6 +58,8 @@ def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix
 
     of_groups = of_matrix(inputs // group)
     arrays = {"weight": matrices.weight, "scale": matrices.scale, "zero": matrices.zero, "offset": matrices.offset}
+    # The compiler loads no float16.
+    arrays = {name: _without_float16(array) for name, array in arrays.items()}
     if not interpret:
         # Otherwise the compiler fetches whole matrices into on-chip memory before use.
         arrays = {
@@ -121,6 +123,11 @@ def _kernel(
     @pl.when(is_last)
     def _() -> None:
         out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+
+
+def _without_float16(array: Any) -> Any:
+    """Returns an array, or None, in float32 if it is in float16."""
+    return array.astype(jnp.float32) if array is not None and array.dtype == jnp.float16 else array
 
 
 def _looked_up(levels: jax.Array, codes: jax.Array) -> jax.Array:
