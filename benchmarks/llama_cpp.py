@@ -1,7 +1,7 @@
 """jlade beside llama.cpp on a GGUF file: load, first token, tokens a second and a step, and the texts.
 
     python benchmarks/llama_cpp.py model.gguf --binaries llama.cpp/build/bin
-    python benchmarks/llama_cpp.py model.gguf --binaries llama.cpp/build/bin --bits 8 --max-new-tokens 64
+    python benchmarks/llama_cpp.py model.gguf --binaries llama.cpp/build/bin --bits file --max-new-tokens 64
 
 The binaries are `llama-completion`, `llama-lookahead` (its own windows of 15, 5, 15) and `llama-lookup` of llama.cpp's
 source, which the source package llama-cpp-python brings. Each measurement is a new process, greedy, with as many
@@ -40,7 +40,7 @@ import json, sys, time
 import jlade
 path, prompt, way, number, bits = sys.argv[1:]
 options = {"max_new_tokens": int(number), "lookahead": None if way == "plain" else "auto", "eos_ids": ()}
-params, _ = jlade.load(path, "float32", bits=int(bits) or None)
+params, _ = jlade.load(path, "float32", bits=int(bits) if bits.isdecimal() else bits or None)
 loaded = time.time()
 next(jlade.stream(params, prompt, **options))
 first = time.time()
@@ -48,7 +48,7 @@ jlade.generate(params, prompt, **options)
 begin = time.perf_counter()
 out = jlade.generate(params, prompt, **options)
 seconds = time.perf_counter() - begin
-steps = int(out.num_steps[0])
+steps = int(out.steps[0])
 print(json.dumps({"loaded": loaded, "first": first, "rate": int(number) / seconds, "steps": int(number) / steps,
                   "text": out.text[0]}))
 """
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--binaries", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--bits", type=int, default=0, choices=(0, 4, 8), help="of jlade's matrices (default: float32)")
+    parser.add_argument("--bits", default="", choices=("4", "8", "file"), help="of jlade's matrices (default: float32)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--max-new-tokens", type=int, default=48, metavar="L")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), metavar="P")
@@ -99,7 +99,7 @@ def _in_common(text: str, other: str) -> int:
 
 def _ours(options: Any, prompt: str, way: str, cache: str) -> dict[str, Any]:
     keep = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    arguments = [str(options.model), prompt, way, str(options.max_new_tokens), str(options.bits)]
+    arguments = [str(options.model), prompt, way, str(options.max_new_tokens), options.bits]
     began = time.time()
     command = [sys.executable, "-c", CODE, *arguments]
     process = subprocess.run(command, cwd=ROOT, env=os.environ | keep, capture_output=True, text=True, check=True)
@@ -118,10 +118,11 @@ def _theirs(options: Any, prompt: str, way: str) -> dict[str, Any]:
         return float(re.findall(pattern, process.stderr + process.stdout)[-1])
 
     load = number(r"load time = +([\d.]+) ms") / 1000
-    first = load + number(r"prompt eval time = +([\d.]+) ms") / 1000
     if way == "completion":
+        first = load + number(r"prompt eval time = +([\d.]+) ms") / 1000
         text, steps, rate = process.stdout, 1.0, number(r" eval time = .*?([\d.]+) tokens per second")
     else:
+        first = load + number(r"encoded .* in +([\d.]+) seconds")
         tokens, accepted = number(r"n_predict += (\d+)"), number(r"n_accept += (\d+)")
         rate, steps = number(r"decoded .* speed: +([\d.]+) t/s"), tokens / max(tokens - accepted, 1)
         text = process.stdout.partition(prompt)[2]
