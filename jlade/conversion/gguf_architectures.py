@@ -43,6 +43,10 @@ class Metadata(NamedTuple):
             value = sizes.pop()
         return Values(self.values.file, {name: value}).size(name)
 
+    def count(self, key: str) -> int:
+        """Returns an integer that may be 0, for which a missing key stands too."""
+        return self.values.count(self.prefix + key)
+
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a positive number."""
         return self.values.number(self.prefix + key, default)
@@ -169,7 +173,7 @@ def _gemma4_heads(has_window: bool) -> Function:
 
 def _are_values_keys(file: Metadata) -> bool:
     """Whether the layers of Gemma 4 without a window have no matrix for values."""
-    own = file.num_layers - (file.get("attention.shared_kv_layers") or 0)
+    own = max(0, file.num_layers - file.count("attention.shared_kv_layers"))
     layers = enumerate(file.of_layers(PATTERN)[:own])
     return any(not has_window and f"blk.{i}.attn_v.weight" not in file.shapes for i, has_window in layers)
 
@@ -192,16 +196,16 @@ def _mscale(unit: float, mscale: float | None = None) -> Function:
 
     def settings(file: Metadata) -> dict[str, Any]:
         beta = {"llama_4_scaling_beta": file.get("attention.temperature_scale")}
-        if not (of_all := file.get("rope.scaling.yarn_log_multiplier")):
+        if not file.get("rope.scaling.yarn_log_multiplier"):
             return beta
-        of_all = float(f"{of_all / unit:.6g}")
+        of_all = float(f"{file.number('rope.scaling.yarn_log_multiplier') / unit:.6g}")
         return beta | {"mscale": mscale or of_all, "mscale_all_dim": of_all}
 
     return settings
 
 
 def _group_method(file: Metadata) -> str:
-    return "group_limited_greedy" if (file.get("expert_group_count") or 1) > 1 else "greedy"
+    return "group_limited_greedy" if file.count("expert_group_count") > 1 else "greedy"
 
 
 def _has_chunks(file: Metadata) -> bool:

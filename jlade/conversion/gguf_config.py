@@ -19,6 +19,7 @@ from jlade.conversion.gguf_architectures import (
     Architecture,
     Metadata,
     architecture_of,
+    name_of,
 )
 from jlade.conversion.hf_config import parse
 from jlade.conversion.hf_rotary import DEFAULT_THETA, FULL, SLIDING, write_scaling
@@ -177,13 +178,14 @@ def read_config(file: Metadata) -> LlamaConfig:
     values, shapes = file.values, file.shapes
     if (kind := values.get("general.type", "model")) != "model":  # an adapter, the part of a model that reads images
         raise ValueError(f"{values.file}: general.type is {kind!r}; supported is 'model'")
-    architecture = architecture_of(file)
-    family = FAMILIES[architecture.family]
+    name_of(values)
     num_layers = file.num_layers
     if num_layers > len(shapes):
         raise ValueError(
             f"{values.file}: {file.prefix}block_count is {num_layers}, but there are {len(shapes)} tensors"
         )
+    architecture = architecture_of(file)
+    family = FAMILIES[architecture.family]
     # Files without the key have a token for each row of the embedding.
     rows = shapes.get("token_embd.weight", (0,))[0] or None
     heads = _read_heads(file, architecture, family)

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from jlade.conversion import load_gguf, load_hf
-from jlade.conversion.gguf_architectures import ARCHITECTURES
+from jlade.conversion.gguf_architectures import ARCHITECTURES, Metadata
+from jlade.conversion.gguf_config import read_config
+from jlade.conversion.gguf_header import read_header
+from jlade.conversion.gguf_tensors import model_tensors
+from jlade.conversion.json_files import Values
 from jlade.conversion.packed import values_of
 from jlade.conversion.tensors import named_arrays
 from jlade.models.grouped import GroupedMatrix
@@ -74,6 +78,29 @@ def test_blocks_are_kept_in_the_order_of_the_model(name, tmp_path):
     for array, matrix in pairs:
         values = values_of(jax.tree.map(np.asarray, matrix))
         np.testing.assert_allclose(values if array.ndim == 3 else values.T, array, atol=1e-6)
+
+
+def refusal(tensors, metadata):
+    """Returns the message with which a file is refused, None if it is read."""
+    try:
+        model_tensors(tensors, read_config(metadata), metadata)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_changed_keys_are_read_or_refused(name, tmp_path):
+    header = read_header(extract(name, tmp_path))
+    file, keys = header.metadata.file, dict(header.metadata.values)
+    tensors = {key: tensor for key, tensor in header.tensors.items() if key not in header.factors}
+    shapes = {key: tensor.shape for key, tensor in tensors.items()}
+    own = [key for key in keys if key.startswith(f"{keys['general.architecture']}.")]
+    changes = [{key: value} for key in own for value in ("x", 2**31 - 1, [1, 2])]
+    files = (Metadata(Values(file, keys | change), shapes, header.factors) for change in changes)
+    messages = [message for message in (refusal(tensors, changed) for changed in files) if message is not None]
+    assert len(messages) > len(own)
+    assert all(str(file) in message for message in messages)
 
 
 def test_each_architecture_has_a_file():
