@@ -12,6 +12,8 @@ from jlade.conversion.parts import Shape
 
 # Tensors with divisors of the rotary frequencies: of LLaMA 3, and of LongRoPE up to the original length and beyond.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+HEADS, HEADS_OF_KEYS = "attention.head_count", "attention.head_count_kv"
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
 
 class Metadata(NamedTuple):
@@ -62,6 +64,11 @@ class Metadata(NamedTuple):
             )
         return blocks - others
 
+    @property
+    def head_dim(self) -> int:
+        """The elements of a head, in layers without a window where these differ."""
+        return self.size("attention.key_length", self.size("embedding_length") // self.size(HEADS))
+
     def of_layers(self, key: str) -> list[Any]:
         """Returns the value of a key for each layer, one for all or a list of them."""
         value = self.get(key)
@@ -111,8 +118,6 @@ class Architecture:
     local_theta: float | None = None
 
 
-HEADS, HEADS_OF_KEYS = "attention.head_count", "attention.head_count_kv"
-WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 Function = Callable[[Metadata], Any]
 
 
@@ -131,10 +136,6 @@ def _kinds(key: str, when: str, otherwise: str) -> Function:
     return lambda file: None if file.get(key) is None else [when if one else otherwise for one in file.of_layers(key)]
 
 
-def _head_size(file: Metadata) -> int:
-    return file.size("attention.key_length", file.size("embedding_length") // file.size(HEADS))
-
-
 def _value_size(file: Metadata) -> int:
     """Returns the elements of a head of values in recurrent layers."""
     return file.size("ssm.inner_size") // file.size("ssm.time_step_rank")
@@ -145,7 +146,7 @@ def _query_scale(layers_of_27b: int) -> dict[str, Function]:
 
     def scalar(file: Metadata) -> int:
         is_27b = file.num_layers == layers_of_27b
-        return file.size("embedding_length") // file.size(HEADS) if is_27b else _head_size(file)
+        return file.size("embedding_length") // file.size(HEADS) if is_27b else file.head_dim
 
     return {"query_pre_attn_scalar": scalar}
 
@@ -217,7 +218,7 @@ _LISTED = {
     "layer_types": lambda file: _kinds(PATTERN, SLIDING, FULL)(file) if isinstance(file.get(PATTERN), list) else None
 }
 _LONG_ROPE = {"original_max_position_embeddings": lambda file: file.get("rope.scaling.original_context_length")}
-_GRANITE = {"attention_multiplier": lambda file: file.get("attention.scale") or _head_size(file) ** -0.5}
+_GRANITE = {"attention_multiplier": lambda file: file.get("attention.scale") or file.head_dim**-0.5}
 _MAMBA = {
     "mamba_conv_bias": _has("ssm_conv1d.bias"),
     "mamba_d_ssm": _size("ssm.inner_size"),
@@ -337,10 +338,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture(
         "gpt_oss",
         _LISTED,
-        tensors={
-            "mlp_norm.weight": "post_attention_norm.weight",
-            "attention.sinks": "attn_sinks.weight",
-        },
+        tensors=_LATE_NORM | {"attention.sinks": "attn_sinks.weight"},
         scaling=lambda file: {"truncate": False},
     ),
     "llama4": Architecture(
@@ -361,10 +359,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         tensors={"mlp_norm.weight": "ffn_norm"},
     ),
-    "lfm2": Architecture(
-        "lfm2", {"layer_types": _kinds(HEADS_OF_KEYS, FULL, "conv"), "block_auto_adjust_ff_dim": False}
-    ),
-    "lfm2moe": Architecture("lfm2_moe", {"layer_types": _kinds(HEADS_OF_KEYS, FULL, "conv"), "norm_topk_prob": True}),
+    "lfm2": Architecture("lfm2", _CONVOLUTION | {"block_auto_adjust_ff_dim": False}),
+    "lfm2moe": Architecture("lfm2_moe", _CONVOLUTION | {"norm_topk_prob": True}),
     "nemotron_h": Architecture(
         "nemotron_h",
         {

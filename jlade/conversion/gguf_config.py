@@ -10,6 +10,7 @@ import numpy as np
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.family import SIZES, Family
 from jlade.conversion.gguf_architectures import (
+    HEADS,
     HEADS_OF_KEYS,
     LONG_FACTORS,
     PATTERN,
@@ -61,7 +62,7 @@ _SHARED_SIZES = ("shared_expert_intermediate_size", "shared_intermediate_size", 
 KEYS = {
     "attention.causal": Key(neutral=True),
     "attention.clamp_kqv": Key(neutral=0.0),
-    "attention.head_count": Key(),
+    HEADS: Key(),
     HEADS_OF_KEYS: Key(),
     "attention.key_length": Key(),
     "attention.key_length_mla": Key(),
@@ -273,7 +274,7 @@ def check_keys(values: Values, strict: bool) -> None:
 
 def _read_heads(file: Metadata, architecture: Architecture, family: Family) -> dict[str, Any]:
     """Returns the keys of config.json for heads, of which only a part is rotated if the family allows it."""
-    num_heads = file.size("attention.head_count")
+    num_heads = file.size(HEADS)
     if "kv_lora_rank" in family.reads:
         return {"num_attention_heads": num_heads}
     has_own = "num_key_value_heads" in architecture.values or not any(file.of_layers(HEADS_OF_KEYS))
@@ -283,7 +284,7 @@ def _read_heads(file: Metadata, architecture: Architecture, family: Family) -> d
             f"{file.values.file}: {file.prefix}attention.head_count ({num_heads}) must be a multiple of "
             f"{file.prefix}attention.head_count_kv ({num_kv_heads})"
         )
-    head_dim = file.size("attention.key_length", file.size("embedding_length") // num_heads)
+    head_dim = file.head_dim
     rotary_dim = file.size("rope.dimension_count", head_dim)
     sizes = {"attention.value_length": file.size("attention.value_length", head_dim)}
     if not {"partial_rotary_factor", "rotary_dim"} & family.reads.keys():

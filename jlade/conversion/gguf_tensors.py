@@ -52,6 +52,7 @@ class _Reader:
 
         self.tensors, self.config, self.file = tensors, config, metadata.values.file
         self.architecture = architecture_of(metadata)
+        self.shapes = expected_tensors(config)
         self.paths = {name: path for name, (path, _) in arrays_by_name(config).items()}
         keys = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
         name = self.architecture.like or metadata.values.get("general.architecture")
@@ -74,15 +75,14 @@ class _Reader:
                 continue
             tensor = self._checked(stored[name], shape, paths[0])
             for part, path, rows in zip(in_file.parts, paths, self._divided(tensor, in_file), strict=True):
-                result[part] = self._model_tensor(part, path, rows)
-        shapes = expected_tensors(self.config)
+                result[part] = self._array(part, path, rows)
         for name, (stored_name, half) in experts.items():
-            number, *inputs, outputs = shapes[name]
+            number, *inputs, outputs = self.shapes[name]
             halves = 1 if half is None else 2
             tensor = self._checked(stored_name, (number, halves * outputs, *inputs), self._path(name))
             if half is not None:
                 places = np.arange(number * 2 * outputs).reshape(number, 2, outputs)[:, half].reshape(-1)
-                tensor = dataclasses.replace(tensor, shape=(number, outputs, *inputs), rows=places)
+                tensor = tensor.take(places, (number, outputs, *inputs))
             result[name] = _model_tensor(tensor)
         return result
 
@@ -131,7 +131,7 @@ class _Reader:
     def _experts(self) -> dict[str, tuple[str, int | None]]:
         """Returns the tensor of each array of experts, and which half of its outputs where gate and product are one."""
         experts: dict[str, tuple[str, int | None]] = {}
-        for name in expected_tensors(self.config):
+        for name in self.shapes:
             if (path := self._path(name)) not in EXPERTS:
                 continue
             number, (field, _, kind) = name.split(".")[2], path.removeprefix("mixture.").partition("_")
@@ -167,11 +167,11 @@ class _Reader:
         places = np.arange(tensor.shape[0]).reshape(in_file.groups, -1)
         ends = np.cumsum([rows // in_file.groups for rows, *_ in shapes])
         return [
-            dataclasses.replace(tensor, shape=shape, rows=rows.reshape(-1))
+            tensor.take(rows.reshape(-1), shape)
             for shape, rows in zip(shapes, np.split(places, ends[:-1], axis=1), strict=True)
         ]
 
-    def _model_tensor(self, name: str, path: str | None, tensor: GGUFTensor) -> Tensor:
+    def _array(self, name: str, path: str | None, tensor: GGUFTensor) -> Tensor:
         """Returns an array of the model, given it in the order and with the elements of the file."""
         order, columns = self._row_order(path, tensor.shape[0]), None
         if order is not None and tensor.rows is not None:

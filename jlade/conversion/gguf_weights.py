@@ -55,16 +55,21 @@ class GGUFTensor:
         """Returns the parts of the tensor that have these shapes, one after the other."""
         parts, offset, begin = [], self.offset, 0
         for shape in shapes:
-            size = self.num_bytes * math.prod(shape) // math.prod(self.shape)
-            part = dataclasses.replace(self, shape=shape, num_bytes=size)
             end = begin + math.prod(shape[:-1])
             if self.rows is None:
-                part = dataclasses.replace(part, offset=offset)
+                parts.append(dataclasses.replace(self, offset=offset, shape=shape, num_bytes=self._share(shape)))
             else:
-                part = dataclasses.replace(part, rows=self.rows[begin:end])
-            parts.append(part)
-            offset, begin = offset + size, end
+                parts.append(self.take(self.rows[begin:end], shape))
+            offset, begin = offset + parts[-1].num_bytes, end
         return parts
+
+    def take(self, rows: np.ndarray, shape: Shape) -> "GGUFTensor":
+        """Returns the part of a shape that has the rows at some places in the file."""
+        return dataclasses.replace(self, rows=rows, shape=shape, num_bytes=self._share(shape))
+
+    def _share(self, shape: Shape) -> int:
+        """Returns the bytes of a part in the file."""
+        return self.num_bytes * math.prod(shape) // math.prod(self.shape)
 
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jlade.conversion import load_gguf, load_hf
-from jlade.conversion.gguf_architectures import ARCHITECTURES, Metadata
+from jlade.conversion.gguf import read
+from jlade.conversion.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Metadata
 from jlade.conversion.gguf_config import read_config
 from jlade.conversion.gguf_header import read_header
 from jlade.conversion.gguf_tensors import model_tensors
@@ -78,6 +79,13 @@ def test_blocks_are_kept_in_the_order_of_the_model(name, tmp_path):
     for array, matrix in pairs:
         values = values_of(jax.tree.map(np.asarray, matrix))
         np.testing.assert_allclose(values if array.ndim == 3 else values.T, array, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen3next", "gemma4, experts", "deepseek2, V3", "gptneox"])
+def test_bytes_are_those_of_the_file(name, tmp_path):
+    file = extract(name, tmp_path)
+    stored = sum(tensor.num_bytes for tensor in read_header(file).tensors.values() if tensor.name != ROPE_FACTORS)
+    assert sum(tensor.num_bytes for tensor in read(file).tensors.values()) == stored
 
 
 def refusal(tensors, metadata):
