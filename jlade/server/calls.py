@@ -26,6 +26,12 @@ class Content(NamedTuple):
     text: str
 
 
+class Thought(NamedTuple):
+    """A part of the thoughts with which an answer begins."""
+
+    text: str
+
+
 class Called(NamedTuple):
     """The beginning of a call."""
 
@@ -38,7 +44,7 @@ class Arguments(NamedTuple):
     text: str
 
 
-Part = Content | Called | Arguments
+Part = Content | Thought | Called | Arguments
 
 
 class Taken(NamedTuple):
@@ -260,15 +266,25 @@ def reader(completion: Completion) -> CallReader | AnswerReader | None:
     return None if completion.after is None else AnswerReader(completion.after)
 
 
-def gather(parts: Iterable[Part]) -> tuple[str, list[Body]]:
-    """Returns the content and the calls of the parts of a whole answer, as functions with name and arguments."""
-    content, calls = "", list[Body]()
+class Gathered(NamedTuple):
+    """A whole answer: its thoughts, its content, and its calls as functions with name and arguments."""
+
+    thoughts: str
+    content: str
+    functions: list[Body]
+
+
+def gather(parts: Iterable[Part]) -> Gathered:
+    """Returns the whole of the parts of an answer."""
+    thoughts, content, functions = "", "", list[Body]()
     for part in parts:
         match part:
+            case Thought(text):
+                thoughts += text
             case Content(text):
                 content += text
             case Called(name):
-                calls.append({"name": name, "arguments": ""})
+                functions.append({"name": name, "arguments": ""})
             case Arguments(text):
-                calls[-1]["arguments"] += text
-    return content, calls
+                functions[-1]["arguments"] += text
+    return Gathered(thoughts, content, functions)

@@ -12,12 +12,13 @@ from jlade.generation import text as text_lib
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
 from jlade.server import calls, fields, thoughts
-from jlade.server.calls import Arguments, Called, Content, Part, gather
+from jlade.server.calls import Arguments, Called, Content, Part, Thought, gather
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Completion
 
 DONE = "data: [DONE]\n\n"
 Scores = Sequence[PromptLogProbs | None]
+OF_THOUGHTS = ("reasoning_content", "reasoning")  # the fields of thoughts in a message, of which clients read one
 MIN_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
 
 
@@ -193,9 +194,10 @@ class _Choice:
 
     def message(self, text: str) -> Body:
         """Returns the message of a whole answer."""
-        content, functions = gather(self.parts(text, is_last=True))
+        thought, content, functions = gather(self.parts(text, is_last=True))
         self._num_calls = len(functions)
         message: Body = {"role": "assistant", "content": content, "refusal": None}
+        message |= dict.fromkeys(OF_THOUGHTS, thought) if thought else {}
         if not functions:
             return message
         return message | {"content": content or None, "tool_calls": [_call(function) for function in functions]}
@@ -214,6 +216,8 @@ class _Choice:
         match part:
             case Content(text):
                 return {"content": text}
+            case Thought(text):
+                return dict.fromkeys(OF_THOUGHTS, text)
             case Called(name):
                 self._num_calls += 1
                 call = _call({"name": name, "arguments": ""})

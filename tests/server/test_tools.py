@@ -161,7 +161,7 @@ def read(asked, form, text, seed=None, thoughts=()):
         length = chance.randint(1, 1 + seed)
         parts += reader.feed(text[:length])
         text = text[length:]
-    content, found = calls.gather([*parts, *reader.feed(text, last=True)])
+    _, content, found = calls.gather([*parts, *reader.feed(text, last=True)])
     return content, [(call["name"], call["arguments"]) for call in found]
 
 
