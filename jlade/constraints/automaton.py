@@ -643,11 +643,12 @@ def distances(sources: np.ndarray, targets: np.ndarray, is_final: np.ndarray) ->
     """
     distance = np.where(is_final, 0, -1).astype(np.int32)
     sources, targets = np.divmod(np.unique(sources.astype(np.int64) * len(is_final) + targets), len(is_final))
-    while (is_met := distance[targets] >= 0).any():
-        distance[sources[is_met]] = distance.max() + 1
+    while True:
         is_left = distance[sources] < 0
         sources, targets = sources[is_left], targets[is_left]
-    return distance
+        if not (is_met := distance[targets] >= 0).any():
+            return distance
+        distance[sources[is_met]] = distance.max() + 1
 
 
 def _distances(next_state: np.ndarray, is_final: np.ndarray) -> np.ndarray:
