@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.constraints import automaton, ebnf, json_schema, moves, regex, tags
+from jlade.constraints import automaton, ebnf, json_schema, lark, moves, regex, tags
 from jlade.constraints.automaton import Automaton, Expression, Repeat
 from jlade.constraints.moves import DEAD
 from jlade.constraints.tags import Tags
@@ -26,12 +26,13 @@ from jlade.mesh import SHARED
 LANES = 128  # the entries of a state are a multiple of these, so that TPUs read them whole
 HEADER = 3  # of a state: its likely token, and the least and most iterations of its loop
 ROW_CLASSES = 1024 - HEADER  # most classes of a table in a row of an engine
+RULES = {"ebnf": ebnf.parse, "lark": lark.parse}  # grammars of rules, whose automata may count
 MAX_BREAKS = 2  # lines between thoughts and an answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
-    """The texts that a generation may have, made by `json_schema`, `json`, `regex`, `choice` or `ebnf`.
+    """The texts that a generation may have, made by `json_schema`, `json`, `regex`, `choice`, `ebnf` or `lark`.
 
     It is compiled for a tokenizer when it is first used, and kept by its content. `save` writes it to a file.
     """
@@ -82,6 +83,15 @@ class Grammar:
           ValueError: names the line and what is wrong.
         """
         return cls("ebnf", rules)._checked()
+
+    @classmethod
+    def lark(cls, rules: str) -> Self:
+        """Returns the texts of the rule "start" of a grammar of Lark or llguidance; see `jlade.constraints.lark`.
+
+        Raises:
+          ValueError: names the line and what is wrong or not supported.
+        """
+        return cls("lark", rules)._checked()
 
     @classmethod
     def tags(cls, tags: Tags) -> Self:
@@ -154,8 +164,8 @@ class Grammar:
 
 @functools.lru_cache(maxsize=256)
 def _automaton(grammar: Grammar, counts: bool) -> Automaton:
-    if grammar.kind == "ebnf":
-        return ebnf.parse(grammar.source, counts=counts)
+    if grammar.kind in RULES:
+        return RULES[grammar.kind](grammar.source, counts=counts)
     whole = automaton.build(_expression(grammar.kind, grammar.source), counts)
     if not whole.is_final.any():
         raise ValueError(f"the grammar of {grammar.kind} has no text")
@@ -170,15 +180,15 @@ def _expression(kind: str, source: str) -> Expression:
             return regex.parse(source)
         case "choice":
             return automaton.choice(*map(automaton.literal, json.loads(source)))
-        case "ebnf":
-            return ebnf.parse(source)
+        case "ebnf" | "lark":
+            return RULES[kind](source)
         case "tags":
             return tags.parse(Tags(**json.loads(source)))
         case "after":
             end, *rest = json.loads(source)
             breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)
             return automaton.sequence(tags.through(end), breaks, _expression(*rest))
-    raise ValueError(f"kind must be json_schema, regex, choice, ebnf, tags or after, got {kind!r}")
+    raise ValueError(f"kind must be json_schema, regex, choice, ebnf, lark, tags or after, got {kind!r}")
 
 
 def num_entries(table: Table) -> int:

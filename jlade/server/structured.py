@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -69,6 +70,12 @@ def _regex(name: str, pattern: Any) -> Make:
 
 def _ebnf(name: str, rules: Any) -> Make:
     return functools.partial(Grammar.ebnf, kinds.text(name, rules))
+
+
+def _rules(name: str, rules: Any) -> Make:
+    """Reads a grammar in EBNF, or else in Lark's notation, whose rules have a colon alone."""
+    is_ebnf = re.search(r"^\s*[\w.-]+\s*::=", kinds.text(name, rules), re.MULTILINE)
+    return functools.partial(Grammar.ebnf if is_ebnf else Grammar.lark, rules)
 
 
 def _choice(name: str, options: Any) -> Make:
@@ -163,7 +170,7 @@ OF_OUTPUTS: Table = {
     "json": _schema,
     "regex": _regex,
     "choice": _choice,
-    "grammar": _ebnf,
+    "grammar": _rules,
     "json_object": lambda *_: Grammar.json,
     "structural_tag": _structural_tag,
 }
@@ -176,11 +183,11 @@ GRAMMARS = {
         "guided_json": _schema,
         "guided_regex": _regex,
         "guided_choice": _choice,
-        "guided_grammar": _ebnf,
+        "guided_grammar": _rules,
         "structural_tag": _structural_tag,
         "json_schema": _schema,
         "regex": _regex,
         "ebnf": _ebnf,
-        "grammar": _ebnf,
+        "grammar": _rules,
     }.items()
 }

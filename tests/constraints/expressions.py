@@ -1,8 +1,11 @@
 """Regular expressions that the tests of automata share."""
 
+import itertools
+
 from jlade.constraints import automaton, regex
 from jlade.constraints.code_points import ALL
 
+TEXTS = ["".join(each) for size in range(6) for each in itertools.product("ab", repeat=size)]
 PATTERNS = [
     "abc|abd*",
     "(ab|ba){2,3}c?",

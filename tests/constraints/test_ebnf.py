@@ -1,6 +1,5 @@
 """EBNF against a recognizer that follows the rules themselves, against `re` and `json`, and its errors."""
 
-import itertools
 import json
 import re
 
@@ -10,10 +9,10 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade.constraints import automaton, ebnf
+from tests.constraints.expressions import TEXTS
 from tests.constraints.grammars import COMMON
 from tests.tiny import PAPER, tiny_llama
 
-TEXTS = ["".join(each) for size in range(6) for each in itertools.product("ab", repeat=size)]
 RULES = ("root", "x", "y")
 
 

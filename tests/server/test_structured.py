@@ -42,6 +42,8 @@ from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
         ({"guided_choice": ["a", "b"]}, Grammar.choice(["a", "b"])),
         ({"guided_grammar": 'root ::= "a"'}, Grammar.ebnf('root ::= "a"')),
         ({"grammar": 'root ::= "a"'}, Grammar.ebnf('root ::= "a"')),
+        ({"grammar": 'start: "::=" # ::='}, Grammar.lark('start: "::=" # ::=')),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, Grammar.lark('start: "a"')),
         ({"ebnf": 'root ::= "a"'}, Grammar.ebnf('root ::= "a"')),
         ({"structured_outputs": {"regex": "a", "json": None}}, Grammar.regex("a")),
         ({"structured_outputs": {"json_object": True}}, Grammar.json()),
