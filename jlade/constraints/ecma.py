@@ -10,14 +10,14 @@ from typing import NamedTuple, NoReturn
 from jlade.constraints import code_points, patterns
 from jlade.constraints.automaton import Repeat, choice, sequence
 from jlade.constraints.code_points import LAST_CODE_POINT, Ranges, character_set, union, without
-from jlade.constraints.patterns import Characters, Tree
+from jlade.constraints.patterns import Characters, LookAhead, Tree
 
 DIGIT: Ranges = ((48, 57),)
 WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 SPACE: Ranges = union([*without(((0x85, 0x85), *without(code_points.WHITE_SPACE))), (0xFEFF, 0xFEFF)])
 _CONTROLS = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
-_LOOKS = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
+_LOOK = re.compile(r"\(\?(?P<behind><)?(?P<sign>[=!])")
 _GROUP = re.compile(r"\((?:\?(?:P?<(?P<name>[^>]*)>|(?P<added>[ims]*)(?P<minus>-?)(?P<removed>[ims]*):))?")
 _QUANTIFIER = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<minimum>[0-9]+)(?P<comma>,(?P<maximum>[0-9]*))?\})\??")
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -83,6 +83,11 @@ class _Parser:
         return sequence(*parts)
 
     def assertion(self) -> Tree | None:
+        begin = self.position
+        if look := self.match(_LOOK):
+            if look["behind"]:
+                self.fail(f"look-behind {look[0]} is not supported", begin)
+            return LookAhead(self.grouped(begin), look["sign"] == "!")
         word, line_ends = self.folded(WORD), LINE_ENDS if self.flags.m else ()
         if self.takes("^"):
             return patterns.begin(line_ends)
@@ -117,9 +122,6 @@ class _Parser:
 
     def group(self) -> Tree:
         begin, flags = self.position, self.flags
-        for look, name in _LOOKS.items():
-            if self.takes(look):
-                self.fail(f"{name} {look} is not supported", begin)
         group = self.match(_GROUP)
         assert group
         if group[0] == "(" and self.takes("?"):
@@ -134,10 +136,15 @@ class _Parser:
             self.flags = flags._replace(**{flag: flag in group["added"] for flag in changed})
         elif group["minus"]:
             self.fail(f"{group[0]} has no flags", begin)
+        tree = self.grouped(begin)
+        self.flags = flags
+        return tree
+
+    def grouped(self, begin: int) -> Tree:
+        """Returns what is within a group that begins somewhere, up to its end."""
         tree = self.alternation()
         if not self.takes(")"):
             self.fail("missing ) of the group", begin)
-        self.flags = flags
         return tree
 
     def character_class(self) -> Ranges:

@@ -2,7 +2,8 @@
 
 An assertion, such as "^" or "\\b", is a leaf that reads nothing: a condition on the characters before and after its
 place. A tree with assertions becomes a network whose places know the kind of the last character and the kinds that the
-next one may have. What lies beyond them is an expression as it stands, so that its repetitions may be counted.
+next one may have. What lies beyond them is an expression as it stands, so that its repetitions may be counted. Of what
+follows a look-ahead the texts are those that begin with its texts, too, or that do not: a product of automata.
 """
 
 import functools
@@ -18,6 +19,8 @@ from jlade.constraints.automaton import (
     Series,
     build,
     characters,
+    difference,
+    intersection,
     leaves,
     minimal,
     reached,
@@ -49,7 +52,15 @@ class Assertion(NamedTuple):
     after: Neighbor
 
 
-Tree = Any  # an `Expression` of `Series`, `Choice` and `Repeat`, whose leaves are `Characters` and `Assertion`
+class LookAhead(NamedTuple):
+    """A place after which a text of a tree comes, or none."""
+
+    tree: "Tree"
+    is_negative: bool
+
+
+# An `Expression` of `Series`, `Choice` and `Repeat`, whose leaves are `Characters`, `Assertion` and `LookAhead`.
+Tree = Any
 ANY_NEIGHBOR = Neighbor(ALL, True)
 ANY_CHARACTER: Tree = Characters(ALL)
 ANY_TEXT = Repeat(ANY_CHARACTER, 0, None)
@@ -88,9 +99,44 @@ def expression(tree: Tree, spell: Spelling = characters) -> Expression:
     Args:
       tree: its texts.
       spell: how a character of some ranges is written; in UTF-8 by default.
+
+    Raises:
+      ValueError: a look-ahead is where it is not supported.
     """
+    if _looks_ahead(tree):
+        return _looking((), (tree,), spell)
     assertions = set(_assertions(tree))
     return _Product(assertions, spell).network(tree) if assertions else _plain(tree, spell)
+
+
+def _looks_ahead(tree: Tree) -> bool:
+    return any(isinstance(leaf, LookAhead) for leaf in leaves(tree))
+
+
+def _looking(before: tuple[Tree, ...], after: tuple[Tree, ...], spell: Spelling) -> Expression:
+    """Returns the texts of trees one after the other, of which `before` has no look-ahead."""
+    if not any(map(_looks_ahead, after)):
+        return expression(Series((*before, *after)), spell)
+    first, *rest = after
+    match first:
+        case LookAhead(tree, is_negative):
+            if any(assertion.after != ANY_NEIGHBOR for assertion in _assertions(Series(before))):
+                raise ValueError("a look-ahead after $, \\b or \\B is not supported")
+            if before[-1:] != (begin(),) and _looks_back(Series((tree, *rest))):
+                raise ValueError("^, \\b or \\B after a look-ahead that is not at the beginning is not supported")
+            left, seen = _looking((), tuple(rest), spell), _looking((), (tree, ANY_TEXT), spell)
+            return Series(
+                (expression(Series(before), spell), (difference if is_negative else intersection)(left, seen))
+            )
+        case Series(parts):
+            return _looking(before, (*parts, *rest), spell)
+        case Choice(options) if _looks_ahead(first):
+            return Choice(tuple(_looking(before, (option, *rest), spell) for option in options))
+        case Repeat(part, 0, 1) if _looks_ahead(first):
+            return Choice((_looking(before, tuple(rest), spell), _looking(before, (part, *rest), spell)))
+        case Repeat() if _looks_ahead(first):
+            raise ValueError("a look-ahead that is repeated is not supported")
+    return _looking((*before, first), tuple(rest), spell)
 
 
 def _plain(tree: Tree, spell: Spelling) -> Expression:
@@ -287,4 +333,8 @@ class _Product:
 
 
 def _looks_back(tree: Tree) -> bool:
-    return any(assertion.before != ANY_NEIGHBOR for assertion in _assertions(tree))
+    return any(
+        _looks_back(leaf.tree) if isinstance(leaf, LookAhead) else leaf.before != ANY_NEIGHBOR
+        for leaf in leaves(tree)
+        if isinstance(leaf, LookAhead | Assertion)
+    )

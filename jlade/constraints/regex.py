@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jlade.constraints import ecma, patterns
-from jlade.constraints.automaton import Expression, Repeat, Series, characters, choice, sequence
+from jlade.constraints.automaton import Expression, Repeat, Series, TooLargeError, characters, choice, sequence
 from jlade.constraints.code_points import ALL, LAST_CODE_POINT, Ranges, character_set, common, union, without
 from jlade.constraints.ecma import DIGIT, WORD
 from jlade.constraints.patterns import ANY_NEIGHBOR, ANY_TEXT, Assertion, Characters, Neighbor, Spelling, Tree
@@ -58,7 +58,7 @@ def parse(pattern: str, spell: Spelling = characters) -> Expression:
       ValueError: names the pattern, and what is wrong or not supported: look-around, references to groups, atomic
         groups and possessive quantifiers.
     """
-    return patterns.expression(_tree(_python_tree, pattern), spell)
+    return _expression(lambda: _python_tree(pattern), pattern, spell)
 
 
 def search(pattern: str, spell: Spelling = characters) -> Expression:
@@ -69,15 +69,17 @@ def search(pattern: str, spell: Spelling = characters) -> Expression:
       spell: how a character of some ranges is written; in UTF-8 by default.
 
     Raises:
-      ValueError: names the pattern, and what is wrong or not supported: look-around, references to groups, and
-        properties of which Python has no exact data.
+      ValueError: names the pattern, and what is wrong or not supported: look-behind, a look-ahead in a repetition,
+        references to groups, and properties of which Python has no exact data.
     """
-    return patterns.expression(Series((ANY_TEXT, _tree(ecma.parse, pattern), ANY_TEXT)), spell)
+    return _expression(lambda: Series((ANY_TEXT, ecma.parse(pattern), ANY_TEXT)), pattern, spell)
 
 
-def _tree(parse: Callable[[str], Tree], pattern: str) -> Tree:
+def _expression(parse: Callable[[], Tree], pattern: str, spell: Spelling) -> Expression:
     try:
-        return parse(pattern)
+        return patterns.expression(parse(), spell)
+    except TooLargeError:
+        raise
     except (ValueError, RecursionError, OverflowError, re.error) as error:
         raise ValueError(f"regex {pattern!r}: {error}") from error
 

@@ -293,7 +293,7 @@ def test_escaped_surrogates_come_in_pairs(codes):
         ({"type": "array", "uniqueItems": True}, "#/uniqueItems: not supported but for items of up to 6 values"),
         ({"properties": {"a/b": {"minContains": 2}}, "type": "object"}, "#/properties/a/b/minContains"),
         ({"type": "string", "format": "color"}, "#/format: 'color' is not supported"),
-        ({"type": "string", "pattern": "(?=a)"}, "#/pattern: regex"),
+        ({"type": "string", "pattern": "(?<=a)"}, "#/pattern: regex"),
         ({"type": "number", "oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf/1/not"),
         ({"type": "object", "not": {"additionalProperties": False}}, "#/not: names that are not declared"),
         ({"not": {"type": "string", "format": "date"}}, "#/not/format: not supported within not"),

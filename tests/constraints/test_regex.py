@@ -44,6 +44,11 @@ SEARCHED = [
     (r"(?i:k\u017F)$", ["KS", "\u212as"], ["k"]),
     (r"^(?i:a(?-i:b)c)(?s:.)(?m:$\n^)d", ["AbC\n\nd"], ["ABC\n\nd", "abcx d"]),
     (r"\bfoo\b|^\Bx", ["a foo.", "foo"], ["foods", "x"]),
+    (r"^(?=.*[a-z])(?=.*\d).{3,}$", ["a-1", "12x4"], ["a1", "abc", "a1\n"]),
+    (r"^(?!.*\.\.|-)[a-z.-]+$", ["a.b-.", "b"], ["a..b", "-a", ""]),
+    (r"^P(?:\d+W|(?!.*W)(?=\d|T\d)(?:\d+D)?(?:T(?=\d)(?:\d+H)?)?)$", ["P1W", "P1D", "PT2H"], ["P", "P1DT", "P1D1W"]),
+    (r"a(?!b)|(?=c)(?!cd).e|^(?=.*\bx\b)y", ["aba", "ce", "y x"], ["ab", "cd", "de", "yx", "y"]),
+    (r"(?!)|^(?=(?!ab)a)", ["ac"], ["ab", "b", ""]),
 ]  # fmt: skip
 # Patterns of whole texts, of which Python says what matches.
 WHOLE = [
@@ -97,7 +102,8 @@ def test_repetitions_beside_anchors_are_counted(pattern):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("a(?=b)", "look-ahead (?= is not supported at position 1"),
+        ("(?:a(?=b))*", "a look-ahead that is repeated is not supported"),
+        (r"\b(?=a)", "a look-ahead after $, \\b or \\B is not supported"),
         ("(?<!a)b", "look-behind (?<! is not supported at position 0"),
         (r"(a)\1", r"back reference \1 is not supported at position 3"),
         (r"(?<n>a)\k<n>", r"back reference \k<n> is not supported at position 7"),

@@ -363,7 +363,7 @@ JSON = Form('{"name": "', '", "arguments": ', "}")
         ),
         (
             QWEN,
-            {"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}},
+            {"properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}},
             "shop: a: #/pattern",
             VALUE_OF_A.format("7"),
         ),

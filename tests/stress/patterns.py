@@ -94,7 +94,7 @@ class JavaScript:
     )  # fmt: skip
     assertions = ASSERTIONS
     groups = ("(", "(?:", "(?<{}>")
-    refused = ("(?=a)", "(?<!a)", r"(a)\1", r"\p{Script=Greek}")
+    refused = ("(?:(?=a))*", "(?<!a)", r"(a)\1", r"\p{Script=Greek}")
     quote = '"'
 
     def spell(self, character: str) -> str:
