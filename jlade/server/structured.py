@@ -3,11 +3,14 @@
 import contextlib
 import functools
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jlade.constraints.grammar import Grammar
+from jlade.constraints.json_document import Schema
+from jlade.constraints.loosening import loosened
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentError
 from jlade.server import fields, kinds
@@ -16,6 +19,7 @@ from jlade.server.kinds import Kind, Table, only
 
 TEXT_FORMAT = "text.format"  # of `/v1/responses`
 Make = Callable[[], Grammar]
+log = logging.getLogger(__name__)
 
 
 class GrammarField(NamedTuple):
@@ -64,6 +68,25 @@ def _schema(name: str, schema: Any) -> Make:
     return functools.partial(Grammar.json_schema, schema if isinstance(schema, str) else json.dumps(schema))
 
 
+def _format_schema(path: str, given: Body) -> Make:
+    """Reads the schema of a format, whose keywords that are not supported have no effect unless it is strict."""
+    exact = _schema(f"{path}.schema", given["schema"])
+    is_strict = kinds.values(given, {"strict": kinds.boolean}, f"{path}.").get("strict", False)
+    return exact if is_strict else functools.partial(_loosened, path, given["schema"])
+
+
+def _loosened(path: str, schema: Schema | str) -> Grammar:
+    held, reasons = loosened(json.loads(schema) if isinstance(schema, str) else schema)
+    for reason in reasons:
+        _say_loose(path, reason)
+    return Grammar.json_schema(json.dumps(held))
+
+
+@functools.lru_cache(maxsize=1024)  # once
+def _say_loose(name: str, reason: str) -> None:
+    log.warning("%s, which is not strict, is not held in full: %s", name, reason)
+
+
 def _regex(name: str, pattern: Any) -> Make:
     return functools.partial(Grammar.regex, kinds.text(name, pattern))
 
@@ -102,8 +125,8 @@ def _response_format(name: str, response_format: Any) -> Make | None:
         case {"type": "json_object"}:  # with a schema in llama.cpp's form
             schema = response_format.get("schema")
             return Grammar.json if schema in (None, {}) else _schema(f"{name}.schema", schema)
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return _schema(f"{name}.json_schema.schema", schema)
+        case {"type": "json_schema", "json_schema": {"schema": _}}:
+            return _format_schema(f"{name}.json_schema", response_format["json_schema"])
         case {"type": "structural_tag"}:
             return _structural_tag(name, response_format)
     accepted = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}'
@@ -115,7 +138,7 @@ def text_format(name: str, value: Any) -> Make | None:
     if kinds.any_object(name, value).get("type") != "json_schema":
         return _response_format(name, value) if value else None
     if "schema" in value:
-        return _schema(f"{name}.schema", value["schema"])
+        return _format_schema(name, value)
     raise refused(name, value, '{"type": "json_schema", "name": ..., "schema": ...}')
 
 

@@ -1,5 +1,6 @@
 """Tools: the functions that an answer may call, and the grammar of its calls in the form of a chat template."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from jlade.constraints import plain
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import APPLIED, Schema
+from jlade.constraints.loosening import loosened
 from jlade.constraints.tags import Field, Tags
 from jlade.server import fields, kinds
 from jlade.server.call_formats import Fields, Form
@@ -102,7 +104,12 @@ def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *loos
     """Returns the schema, or the first looser one that has a grammar if it has none and the tool is not strict."""
     end = None if form is None else form.end
     if reason := _refusal(json.dumps(schema), end):
-        _lose(tool, path + reason)
+        reasons: list[str] = []
+        with contextlib.suppress(ValueError):
+            schema, reasons = loosened(schema)
+            looser = (schema, *looser)
+        for each in reasons or [reason]:
+            _lose(tool, path + each)
         return next(other for other in looser if not _refusal(json.dumps(other), end))
     return schema
 

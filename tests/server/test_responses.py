@@ -314,7 +314,7 @@ def test_the_client_gets_objects(shop):
         parsed = client.responses.parse(text_format=Shirt, **options)
         assert isinstance(parsed.output_parsed, Shirt)
         assert parsed.text.format.schema_ == Shirt.model_json_schema() | parsed.text.format.schema_
-        text = {"format": {"type": "json_schema", "name": "s", "schema": {"type": "array", "minContains": 1}}}
+        text = {"format": {"type": "json_schema", "name": "s", "strict": True, "schema": {"minContains": 1}}}
         with pytest.raises(openai.BadRequestError, match=r"text\.format has no grammar: #") as error:
             client.responses.create(text=text, **options)
         assert error.value.param == "text.format"

@@ -14,6 +14,7 @@ from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentValueError
 from jlade.server import kinds, structured, tools
+from jlade.server.fields import RequestError
 from jlade.server.writer import Writer, one_piece
 from tests.server import json_chat
 from tests.server.answers import Shirt
@@ -52,6 +53,22 @@ from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
 def test_fields_of_all_clients(body, grammar):
     asked = structured.read(kinds.read(body, structured.GRAMMARS))
     assert (asked and asked.grammar()) == grammar
+
+
+def test_a_schema_that_is_not_strict_is_held_but_for_what_is_not_supported(caplog):
+    schema = SCHEMA | {"minProperties": 1, "patternProperties": {"(?<=a)": True}}
+    body = {"response_format": {"type": "json_schema", "json_schema": {"name": "shirt", "schema": schema}}}
+
+    def grammar():
+        return structured.read(kinds.read(body, structured.GRAMMARS)).grammar()
+
+    for _ in range(2):
+        assert grammar() == Grammar.json_schema(SCHEMA | {"minProperties": 1})
+    (record,) = caplog.records
+    assert "response_format.json_schema, which is not strict, is not held in full: #/patternProp" in record.getMessage()
+    body["response_format"]["json_schema"]["strict"] = True
+    with pytest.raises(RequestError, match="response_format has no grammar: #/patternProperties"):
+        grammar()
 
 
 @pytest.mark.parametrize(

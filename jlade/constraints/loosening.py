@@ -1,0 +1,60 @@
+"""Schemas without the keywords that no automaton can hold, for those who may have more values rather than an error."""
+
+import copy
+from typing import Any
+
+from jlade.constraints import json_schema
+from jlade.constraints.json_document import Document, Schema, UnsupportedError
+
+EXCLUDING = {"not", "if", "oneOf"}  # without a keyword within them a schema accepts fewer values
+
+
+def loosened(schema: Schema) -> tuple[Schema, list[str]]:
+    """Returns a schema without its keywords that are not supported, and why they are not.
+
+    Raises:
+      UnsupportedError: what is not supported is no keyword that can be left out.
+      ValueError: the schema is wrong.
+    """
+    reasons: list[str] = []
+    while True:
+        try:
+            json_schema.parse(schema)
+            return schema, reasons
+        except UnsupportedError as error:
+            reasons.append(str(error))
+            path, _, _ = reasons[-1].partition(": ")
+            schema = copy.deepcopy(schema)
+            if not _leave_out(Document(schema), path.split("/")[1:]):
+                raise
+
+
+def _leave_out(document: Document, path: list[str]) -> bool:
+    """Leaves out the keyword of a path, and returns whether it has been there."""
+    *within, keyword = path or [""]
+    if EXCLUDING & set(path):
+        return False
+    found: list[Any] = [document.root]
+    for part in within:
+        found = [child for each in _parts(document, found) if (child := _child(each, part)) is not None]
+    owners = [each for each in _parts(document, found) if isinstance(each, dict) and keyword in each]
+    for owner in owners:
+        del owner[keyword]
+    return bool(owners)
+
+
+def _parts(document: Document, found: list[Any]) -> list[Any]:
+    """Returns schemas with those that are part of them, by references and `allOf`."""
+    parts = list(found)
+    for each in parts:  # which grows
+        if isinstance(each, dict):
+            others = [document.resolve(each["$ref"], "#")] if "$ref" in each else []
+            others += each.get("allOf", [])
+            parts += [other for other in others if all(other is not part for part in parts)]
+    return parts
+
+
+def _child(value: Any, part: str) -> Any:
+    if isinstance(value, list):
+        return value[int(part)] if part.isdigit() and int(part) < len(value) else None
+    return value.get(part) if isinstance(value, dict) else None
