@@ -41,6 +41,8 @@ _END = rf"(\?({_CHARACTER}|[/?])*)?(#({_CHARACTER}|[/?])*)?"
 _ROOTED = rf"//{_AUTHORITY}{_PATH}|/({_CHARACTER}+{_PATH})?"
 _URI = rf"[A-Za-z][A-Za-z0-9+.-]*:({_ROOTED}|({_CHARACTER}+{_PATH})?){_END}"
 _RELATIVE = rf"({_ROOTED}|(([A-Za-z0-9._~!$&'()*+,;=@-]|{_ESCAPE})+{_PATH})?){_END}"
+_POINTER = r"(/([^~/]|~[01])*)*"
+_VARIABLE = r"\w+(\.\w+)*(:[1-9]\d{0,3}|\*)?"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 
 
@@ -71,7 +73,9 @@ FORMATS = {
     "uuid": _UUID % r"[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}",
     "uri": _URI,
     "uri-reference": rf"{_URI}|{_RELATIVE}",
-    "json-pointer": r"(/([^~/]|~[01])*)*",
+    "uri-template": rf"([A-Za-z0-9._~!$&()*+,;=:@/?#\[\]-]|{_ESCAPE}|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
     # Those of pydantic.
     **{f"uuid{version}": _UUID % rf"{version}[0-9A-Fa-f]{{3}}-[89ABab][0-9A-Fa-f]{{3}}" for version in range(1, 9)},
     "ipv4interface": rf"{_IPV4}(/([12]?\d|3[0-2]))?",
@@ -84,12 +88,13 @@ FORMATS = {
 FORMATS |= {f"ipvany{kind}": f"{FORMATS[f'ipv4{kind}']}|{FORMATS[f'ipv6{kind}']}" for kind in ("interface", "network")}
 FORMATS["ipvanyaddress"] = rf"{_IPV4}|{_IPV6}"
 
+# Those whose texts in ASCII are of another format, and those of draft 3 with another name.
+FORMATS |= {name: FORMATS[name.removeprefix("idn-")] for name in ("idn-email", "idn-hostname")}
+FORMATS |= {"iri": _URI, "iri-reference": FORMATS["uri-reference"], "host-name": _HOST, "ip-address": _IPV4}
+
 # Formats that a draft of JSON Schema defines, and that are not supported. Other names are annotations, as are keywords
 # that no draft defines, and so is "regex".
-UNSUPPORTED = {
-    "color", "host-name", "idn-email", "idn-hostname", "ip-address", "iri", "iri-reference", "phone",
-    "relative-json-pointer", "style", "uri-template", "utc-millisec",
-}  # fmt: skip
+UNSUPPORTED = {"color", "phone", "style", "utc-millisec"}
 
 
 @functools.cache

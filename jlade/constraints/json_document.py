@@ -6,7 +6,7 @@ import math
 import re
 import reprlib
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -103,6 +103,7 @@ KINDS = {
     "if": SCHEMA,
     "then": SCHEMA,
     "else": SCHEMA,
+    "unevaluatedProperties": SCHEMA,
     "$ref": Kind(lambda value: isinstance(value, str), "a string"),
     "dependencies": Kind(lambda value: isinstance(value, Mapping), "an object of names and schemas", NEEDS),
     "dependentRequired": Kind(lambda value: isinstance(value, Mapping), "an object of names", NAMES),
@@ -158,12 +159,15 @@ class Document:
         """Returns the schema of a reference within the document."""
         own_id = str(self.root.get("$id", self.root.get("id", ""))) if isinstance(self.root, Mapping) else ""
         base, _, fragment = reference.partition("#")
-        if base and base.rstrip("#") != own_id.rstrip("#"):
-            raise UnsupportedError(f"{path}/$ref: {reference!r} is not in this document")
         schema: Any = self.root
+        if base and base.rstrip("#") != own_id.rstrip("#"):
+            schema = next(_identified(self.root, {("$id", base), ("id", base)}), None)
+            if schema is None:
+                raise UnsupportedError(f"{path}/$ref: {reference!r} is not in this document")
         fragment = urllib.parse.unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            schema = next(iter(_anchored(self.root, fragment)), None)
+            identifiers = {("$anchor", fragment), ("$id", f"#{fragment}"), ("id", f"#{fragment}")}
+            schema = next(_identified(schema, identifiers), None)
             if schema is None:
                 raise ValueError(f"{path}/$ref: {reference!r} names no schema")
             return schema
@@ -292,15 +296,15 @@ def is_between(number: int, schema: Keywords, of: str) -> bool:
     return schema.get(f"min{of}", 0) <= number <= schema.get(f"max{of}", number)
 
 
-def _anchored(schema: Any, name: str) -> Iterable[Any]:
-    """Yields the schemas in a document that have a name of their own."""
+def _identified(schema: Any, identifiers: Set[tuple[str, str]]) -> Iterator[Any]:
+    """Yields the schemas in a document with one of some keywords and its value."""
     if isinstance(schema, Mapping):
-        if schema.get("$anchor") == name or schema.get("$id") == f"#{name}" or schema.get("id") == f"#{name}":
+        if any(schema.get(keyword) == value for keyword, value in identifiers):
             yield schema
         schema = list(schema.values())
     if isinstance(schema, list):
         for part in schema:
-            yield from _anchored(part, name)
+            yield from _identified(part, identifiers)
 
 
 def finds(pattern: str, text: str, path: str) -> bool:

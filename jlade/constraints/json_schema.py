@@ -71,6 +71,7 @@ MAX_UNIQUE = 6  # values of which items that differ may be: their sets are state
 CHOICES = ("anyOf", "oneOf")
 ITEMS = {"items", "prefixItems", "additionalItems"}
 PROPERTIES = {"properties", "patternProperties", "additionalProperties"}
+UNEVALUATED = "unevaluatedProperties"
 EXPANDED = {"$ref", "allOf", "if", *DEPENDENCIES}
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}  # after a backslash
 RAW: Ranges = without(((0, 31), (34, 34), (92, 92)))
@@ -179,6 +180,8 @@ class _Compiler:
             return second if _is_true(first) else first
         assert not isinstance(first, bool)
         assert not isinstance(second, bool)
+        if UNEVALUATED in first or UNEVALUATED in second:
+            raise UnsupportedError(f"{path}/{UNEVALUATED}: not supported within other schemas beside anyOf or oneOf")
         both = first, second
         are_ordered = any("prefixItems" in schema or isinstance(schema.get("items"), list) for schema in both)
         if are_ordered and all(ITEMS & schema.keys() for schema in both) and first != second:
@@ -258,6 +261,10 @@ class _Compiler:
           path: of the schema.
           within: references of which it is a part, at the top of the same value.
         """
+        if isinstance(schema, Mapping) and UNEVALUATED in schema:
+            check(schema, path)
+            whole = self.expanded(_without(schema, UNEVALUATED), path, within)
+            return _closed(whole, schema[UNEVALUATED])
         while True:
             check(schema, path)
             if not isinstance(schema, Mapping) or not EXPANDED & schema.keys():
@@ -338,7 +345,7 @@ class _Compiler:
         if _is_true(schema):
             return self.anything(self.depth)
         assert isinstance(schema, Mapping)
-        check_supported(schema, path)
+        check_supported(_without(schema, UNEVALUATED), path)
         if (values := _values(schema)) is not None:
             return choice(*(self.constant(value) for value in values if self.document.accepts(value, schema, path)))
         for keyword in CHOICES:
@@ -359,11 +366,16 @@ class _Compiler:
 
     def _one_of(self, base: Keywords, options: Iterable[Schema], path: str) -> Expression:
         """Returns the texts of the values of a schema and of one of some options."""
-        texts = [self.value(_both(base, option), f"{path}/{i}") for i, option in enumerate(options)]
+        base, further = _without(base, UNEVALUATED), {key: base[key] for key in base if key == UNEVALUATED}
+        wholes = (_both(base, option) for option in options)
+        if further:  # the properties of an option are evaluated, too
+            wholes = ({"allOf": [whole], **further} for whole in wholes)
+        texts = [self.value(whole, f"{path}/{i}") for i, whole in enumerate(wholes)]
         return choice(*(text for text in texts if not _is_nothing(text)))
 
     def _apart(self, base: Keywords, options: Sequence[Schema], path: str) -> list[Schema]:
         """Returns the options of `oneOf` beside a schema, each without the values of the others."""
+        base = _without(base, UNEVALUATED)
         wholes, others = [_both(base, option) for option in options], [list[Schema]() for _ in options]
         for i, j in itertools.combinations(range(len(options)), 2):
             if not self._are_disjoint(wholes[i], wholes[j], path, self.depth):
@@ -501,7 +513,7 @@ class _Compiler:
         for one, other in both_ways:
             for keyword in CHOICES:
                 if keyword in one:
-                    base = _without(one, keyword)
+                    base = _without(one, keyword, UNEVALUATED)
                     wholes = [_both(base, option) for option in one[keyword]]
                     return all(self._are_disjoint(whole, other, path, depth - 1) for whole in wholes)
         common = _possible_types(first) & _possible_types(second)
@@ -604,16 +616,17 @@ class _Compiler:
         limit = _limit(schema, path, "minLength", "maxLength")
         if not parts and not limit:
             return _any_string()
+        name = f"{path}/{limit or ('pattern' if 'pattern' in schema else 'format')}"
         try:
             content = functools.reduce(intersection, parts) if parts else Repeat(_character(), minimum or 0, maximum)
             if parts and limit:
                 content = counted(content, _characters(), minimum or 0, maximum)
         except TooLargeError as error:
-            raise TooLargeError(f"{path}/{limit or 'pattern'}") from error
+            raise TooLargeError(name) from error
         if _is_nothing(content):
             return NOTHING
         string = sequence(literal('"'), content, literal('"'))
-        return Named(string, f"{path}/{limit}") if limit else string
+        return Named(string, name)
 
     def _array(self, schema: Keywords, path: str) -> Expression:
         minimum, maximum = (_count(schema, key) for key in ("minItems", "maxItems"))
@@ -860,6 +873,17 @@ def _usual_string() -> Automaton:
 def _other_names(names: tuple[str, ...]) -> Automaton:
     """Returns any string but some names, in its usual spelling."""
     return difference(_usual_string(), choice(*map(spelled, names))) if names else _usual_string()
+
+
+def _closed(schema: Schema, further: Schema) -> Schema:
+    """Returns an expanded schema with what holds for the properties that it does not evaluate."""
+    if schema is False:
+        return False
+    keywords = {} if schema is True else schema
+    assert not isinstance(keywords, bool)
+    if any(keyword in keywords for keyword in CHOICES):  # which evaluate others
+        return {**keywords, UNEVALUATED: further}
+    return {"additionalProperties": further, **keywords}
 
 
 def _absent(name: str, base: Keywords) -> dict[str, Any]:

@@ -1,29 +1,32 @@
-"""Schemas without the keywords that no automaton can hold, for those who may have more values rather than an error."""
+"""Schemas without the keywords that a table cannot hold, for those who may have more values rather than an error."""
 
 import copy
+import json
+import re
 from typing import Any
 
-from jlade.constraints import json_schema
+from jlade.constraints.automaton import TooLargeError
+from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import Document, Schema, UnsupportedError
 
 EXCLUDING = {"not", "if", "oneOf"}  # without a keyword within them a schema accepts fewer values
 
 
 def loosened(schema: Schema) -> tuple[Schema, list[str]]:
-    """Returns a schema without its keywords that are not supported, and why they are not.
+    """Returns a schema without its keywords that are not supported or take too many states, and the errors of these.
 
     Raises:
-      UnsupportedError: what is not supported is no keyword that can be left out.
+      UnsupportedError, TooLargeError: it is no keyword that can be left out.
       ValueError: the schema is wrong.
     """
     reasons: list[str] = []
     while True:
         try:
-            json_schema.parse(schema)
+            Grammar.json_schema(json.dumps(schema))
             return schema, reasons
-        except UnsupportedError as error:
+        except (UnsupportedError, TooLargeError) as error:
             reasons.append(str(error))
-            path, _, _ = reasons[-1].partition(": ")
+            path = re.split(": | of ", reasons[-1])[0]  # as in "#/maxLength of 5000: ..."
             schema = copy.deepcopy(schema)
             if not _leave_out(Document(schema), path.split("/")[1:]):
                 raise

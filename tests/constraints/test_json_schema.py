@@ -16,6 +16,8 @@ from jlade.constraints.json_document import UnsupportedError
 from tests.stress import schemas
 
 # Schemas, each with instances that it should accept and refuse.
+OF_A = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OF_B = {"type": "object", "properties": {"b": {"type": "integer"}}}
 CASES = [
     ({"type": "integer", "minimum": -3, "exclusiveMaximum": 12}, [-3, 0, 11], [-4, 12, 1.5, "1", None]),
     ({"type": "number", "minimum": 0.5, "maximum": 10}, [0.5, 1, 9.99, 10], [0.49, 10.01, -1, True]),
@@ -38,6 +40,18 @@ CASES = [
         {"allOf": [{"type": "string", "pattern": "^[a-z]*$"}, {"pattern": "b.*c"}, {"pattern": "d", "maxLength": 9}]},
         ["bdc", "dabac"],
         ["bc", "bd", "bdC", "bbbbdccccc"],
+    ),
+    (
+        {"allOf": [OF_A, OF_B], "anyOf": [OF_B, {"properties": {"c": {}}}], "unevaluatedProperties": False},
+        [{}, {"a": 1}, {"a": 1, "b": 2}, {"c": None}],
+        [{"d": 1}, {"a": 1, "d": 1}, {"a": "x"}],
+    ),
+    ({**OF_A, "allOf": [OF_B | {"unevaluatedProperties": False}]}, [{}, {"b": 1}], [{"a": 1}, {"a": 1, "b": 1}]),
+    ({"allOf": [OF_A], "unevaluatedProperties": OF_B}, [{"a": 1, "c": {"b": 2}}], [{"c": 1}, {"a": {}}]),
+    (
+        {"$ref": "node", "$defs": {"N": {"$id": "node", "items": {"$ref": "node"}, "type": "array"}}},
+        [[], [[], [[]]]],
+        [[1], {}],
     ),
     ({"type": "number", "multipleOf": 0.5, "minimum": 0}, [0, 0.5, 1.5, 20], [0.25, -0.5, "1"]),
     ({"type": "number", "multipleOf": 0.25, "exclusiveMaximum": 3}, [0.25, 2.75, -7], [0.1, 3]),
@@ -290,6 +304,7 @@ def test_escaped_surrogates_come_in_pairs(codes):
     ("schema", "message"),
     [
         ({"unevaluatedItems": {}}, "#/unevaluatedItems: not supported"),
+        ({"allOf": [{"anyOf": [OF_A, OF_B], "unevaluatedProperties": False}, OF_A]}, "#/allOf/1/unevaluatedProperties"),
         ({"type": "array", "uniqueItems": True}, "#/uniqueItems: not supported but for items of up to 6 values"),
         ({"properties": {"a/b": {"minContains": 2}}, "type": "object"}, "#/properties/a/b/minContains"),
         ({"type": "string", "format": "color"}, "#/format: 'color' is not supported"),
