@@ -30,7 +30,8 @@ START = "start"
 _IGNORED: Node = Name("%ignore")  # what may follow a terminal
 # Blanks, lines and comments before "|" belong to the alternative that follows.
 _TOKEN = re.compile(
-    r"""(?P<space>(?>(?:\s|//[^\n]*+|\#[^\n]*+)++)(?=\|)|[^\S\n]+|//[^\n]*|\#[^\n]*)|(?P<line>\n)"""
+    r"""(?P<space>(?>(?:\s|//[^\n]*+|\#[^\n]*+)++)(?=\|)|[^\S\n]+|//[^\n]*|\#[^\n]*)"""
+    r"""|(?P<line>\n(?:\s|//[^\n]*+|\#[^\n]*+)*+)"""
     r"""|(?P<object>%(?:json|regex|llguidance)\s*(?=\{))|(?P<directive>%[a-z]+)|(?P<name>[A-Za-z_](?:\w|-(?!>))*)"""
     r"""|(?P<text>"(?P<content>(?:[^"\\\n]|\\.)*)"(?P<fold>i)?)"""
     r"""|(?P<regex>/(?P<pattern>(?:[^/\\\n]|\\.)+)/(?P<flags>[a-z]*))|(?P<special><[^<>\s]+>)"""

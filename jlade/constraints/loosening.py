@@ -9,6 +9,7 @@ from jlade.constraints.automaton import TooLargeError
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import Document, Schema, UnsupportedError
 
+MAX_LEFT_OUT = 32  # keywords, for each of which the schema is compiled again
 EXCLUDING = {"not", "if", "oneOf"}  # without a keyword within them a schema accepts fewer values
 
 
@@ -28,7 +29,7 @@ def loosened(schema: Schema) -> tuple[Schema, list[str]]:
             reasons.append(str(error))
             path = re.split(": | of ", reasons[-1])[0]  # as in "#/maxLength of 5000: ..."
             schema = copy.deepcopy(schema)
-            if not _leave_out(Document(schema), path.split("/")[1:]):
+            if len(reasons) > MAX_LEFT_OUT or not _leave_out(Document(schema), path.split("/")[1:]):
                 raise
 
 

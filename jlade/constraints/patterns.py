@@ -7,6 +7,7 @@ follows a look-ahead the texts are those that begin with its texts, too, or that
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -50,6 +51,9 @@ class Assertion(NamedTuple):
 
     before: Neighbor
     after: Neighbor
+
+
+MAX_WAYS = 64  # through alternatives with a look-ahead, each of which is an expression of its own
 
 
 class LookAhead(NamedTuple):
@@ -104,6 +108,10 @@ def expression(tree: Tree, spell: Spelling = characters) -> Expression:
       ValueError: a look-ahead is where it is not supported.
     """
     if _looks_ahead(tree):
+        if (number := _ways(tree)) > MAX_WAYS:
+            raise ValueError(
+                f"look-ahead in {number} combinations of alternatives is not supported, only in {MAX_WAYS}"
+            )
         return _looking((), (tree,), spell)
     assertions = set(_assertions(tree))
     return _Product(assertions, spell).network(tree) if assertions else _plain(tree, spell)
@@ -111,6 +119,22 @@ def expression(tree: Tree, spell: Spelling = characters) -> Expression:
 
 def _looks_ahead(tree: Tree) -> bool:
     return any(isinstance(leaf, LookAhead) for leaf in leaves(tree))
+
+
+def _ways(tree: Tree) -> int:
+    """Returns the number of ways through the alternatives in which there is a look-ahead."""
+    match tree:
+        case _ if not _looks_ahead(tree):
+            return 1
+        case LookAhead(part):
+            return _ways(part)
+        case Series(parts):
+            return math.prod(map(_ways, parts))
+        case Choice(options):
+            return sum(map(_ways, options))
+        case Repeat(part):
+            return 1 + _ways(part)
+    raise AssertionError(tree)
 
 
 def _looking(before: tuple[Tree, ...], after: tuple[Tree, ...], spell: Spelling) -> Expression:

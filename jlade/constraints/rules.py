@@ -187,9 +187,11 @@ class _Compiler:
 
     def _from(self, first: str) -> list[str]:
         """Returns the rules that one refers to, directly or by way of others, the nearest ones first."""
-        names = [first]
+        names, known = [first], {first}
         for name in names:  # which grows
-            names += sorted(self._uses[name] - {*names})
+            new = self._uses[name] - known
+            names += sorted(new)
+            known |= new
         return names
 
     def _rule(self, name: str, depth: int) -> Expression:

@@ -102,6 +102,7 @@ def test_repetitions_beside_anchors_are_counted(pattern):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
+        ("(?:(?=a)a)?" * 7, "look-ahead in 128 combinations of alternatives is not supported"),
         ("(?:a(?=b))*", "a look-ahead that is repeated is not supported"),
         (r"\b(?=a)", "a look-ahead after $, \\b or \\B is not supported"),
         ("(?<!a)b", "look-behind (?<! is not supported at position 0"),
