@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jlade.constraints import automaton, json_schema, plain, special
-from jlade.constraints.automaton import Automaton, Expression, Repeat
+from jlade.constraints.automaton import Automaton, Expression, Network, Repeat
 from jlade.constraints.json_document import Schema
 
 ANYTHING = Repeat(special.OTHERS, 0, None)
@@ -69,10 +69,10 @@ def parse(spec: Tags) -> Expression:
       ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
     """
     tag = automaton.choice(*(_tag(*tag) for tag in spec.tags))
-    parts = [_literal(spec.opening), tag]
-    if spec.between is not None:
-        parts.append(Repeat(automaton.sequence(_literal(spec.between), tag), 0, None))
-    block = automaton.sequence(*parts, _literal(spec.closing))
+    tags = tag
+    if spec.between is not None:  # the states of a tag are there once, whatever comes before it
+        tags = Network(3, ((0, tag, 1), (1, _literal(spec.between), 0), (1, None, 2)))
+    block = automaton.sequence(_literal(spec.opening), tags, _literal(spec.closing))
     if not spec.triggers:
         return block
     other = _without(*spec.triggers)
