@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from jlade.constraints.bans import Every
+from jlade.constraints.blocks import NEVER
 from jlade.constraints.constraint import Constraint
 from jlade.constraints.grammar import Grammar, Tables
-from jlade.constraints.tokens import NEVER, Table, Trie
+from jlade.constraints.tokens import Table, Trie
 from jlade.decoding import sharding
 from jlade.decoding.stopping import Stopping
 from jlade.errors import ArgumentTypeError, ArgumentValueError
