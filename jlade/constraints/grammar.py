@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.constraints import automaton, ebnf, json_schema, moves, regex, tags
-from jlade.constraints.automaton import Automaton, Expression, Repeat
+from jlade.constraints.automaton import Automaton, Expression, Repeat, TooLargeError
 from jlade.constraints.blocks import LANES, padded
 from jlade.constraints.moves import DEAD
 from jlade.constraints.tags import Tags
@@ -30,6 +30,10 @@ ROW_CLASSES = 2048  # most classes of a table in a row of an engine
 ROW_COLUMNS = 1024  # most columns of its blocks
 WORD = 16  # bits
 MAX_BREAKS = 2  # lines between thoughts and an answer
+
+
+class TableSizeError(ArgumentValueError):
+    """The table of a grammar is too large for a row of an engine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +91,18 @@ class Grammar:
         return cls("ebnf", rules)._checked()
 
     @classmethod
-    def tags(cls, tags: Tags) -> Self:
+    def tags(cls, tags: Tags, is_checked: bool = True) -> Self:
         """Returns texts with tagged parts; see `jlade.constraints.tags`.
+
+        Args:
+          tags: the parts.
+          is_checked: whether errors come at once; else when the grammar is first used, and not if its table is known.
 
         Raises:
           ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
         """
-        return cls("tags", json.dumps(dataclasses.asdict(tags)))._checked()
+        grammar = cls("tags", json.dumps(dataclasses.asdict(tags)))
+        return grammar._checked() if is_checked else grammar
 
     def after(self, end: str) -> Self:
         """Returns the texts of this grammar after any text up to its first `end`, and up to two line breaks."""
@@ -155,8 +164,23 @@ class Grammar:
         return self
 
 
-@functools.lru_cache(maxsize=256)
 def _automaton(grammar: Grammar, counts: bool) -> Automaton:
+    found = _built(grammar, counts)
+    if isinstance(found, Automaton):
+        return found
+    raise TooLargeError(found.name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _built(grammar: Grammar, counts: bool) -> Automaton | TooLargeError:
+    """Returns an automaton, or the error that it is too large, which may take as long to find."""
+    try:
+        return _new_automaton(grammar, counts)
+    except TooLargeError as error:
+        return error.with_traceback(None)
+
+
+def _new_automaton(grammar: Grammar, counts: bool) -> Automaton:
     if grammar.kind == "ebnf":
         return ebnf.parse(grammar.source, counts=counts)
     whole = automaton.build(_expression(grammar.kind, grammar.source), counts)
@@ -206,10 +230,10 @@ def num_entries(table: Table) -> int:
 
 
 def check_size(table: Table, max_grammar: int) -> None:
-    """Raises a ValueError for a table that is too large for a row of an engine, which has `max_grammar` entries."""
+    """Raises a TableSizeError for a table that is too large for a row of an engine, of `max_grammar` entries."""
     number, columns = num_entries(table), table.blocks.num_columns
     if number > max_grammar or table.num_classes > ROW_CLASSES or columns > ROW_COLUMNS:
-        raise ArgumentValueError(
+        raise TableSizeError(
             "grammar",
             f"must have a table of at most max_grammar={max_grammar} entries, {ROW_CLASSES} classes of tokens and "
             f"{ROW_COLUMNS} columns of a block, got {number} entries of {table.num_states} states, "

@@ -8,8 +8,7 @@ import pytest
 from jlade.constraints import automaton, blocks, moves, regex
 from jlade.constraints.grammar import Tables
 from jlade.constraints.tokens import Table
-from tests.constraints.expressions import COUNTED, PATTERNS
-from tests.constraints.test_tokens import EOS, TOKENS, TRIE
+from tests.constraints.expressions import COUNTED, EOS, PATTERNS, TOKENS, TRIE
 
 
 def table_of(pattern):
