@@ -442,23 +442,30 @@ class _Graph:
         around, self.current = self.current, self.current if loop == NO_LOOP else loop
         states = [first, *(self.state() for _ in automaton.is_final[1:])]
         self.current = around
-        members = [0] * automaton.moves.shape[1]
-        for byte, byte_class in enumerate(automaton.class_of_byte):
-            members[byte_class] |= 1 << byte
         self.skips[begin].append(states[0])
-        for state, row, is_final in zip(states, automaton.moves, automaton.is_final, strict=True):
-            accepted: dict[int, int] = {}
-            for member, move in zip(members, row.tolist(), strict=True):
-                if move != DEAD:
-                    accepted[move] = accepted.get(move, 0) | member
-            self.reads[state] += [
-                (member, states[move & moves_lib.STATE], moves_lib.begun(move)) for move, member in accepted.items()
-            ]
+        for state, reads, is_final in zip(states, _reads(automaton), automaton.is_final.tolist(), strict=True):
+            self.reads[state] += [(accepted, states[target], begun) for accepted, target, begun in reads]
             if is_final:
                 self.skips[state].append(end)
                 if loop != NO_LOOP and state != first:
                     self.between.add(state)
         return end
+
+
+@functools.lru_cache(maxsize=256)
+def _reads(automaton: Automaton) -> list[list[tuple[int, int, int]]]:
+    """Returns for each state the sets of bytes that it reads, the states after these, and the iterations they begin."""
+    members = [0] * automaton.moves.shape[1]
+    for byte, byte_class in enumerate(automaton.class_of_byte.tolist()):
+        members[byte_class] |= 1 << byte
+    of_states = []
+    for row in automaton.moves.tolist():
+        accepted: dict[int, int] = {}
+        for member, move in zip(members, row, strict=True):
+            if move != DEAD:
+                accepted[move] = accepted.get(move, 0) | member
+        of_states.append([(each, move & moves_lib.STATE, moves_lib.begun(move)) for move, each in accepted.items()])
+    return of_states
 
 
 def _iterations(part: Repeat) -> int:
@@ -572,31 +579,37 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
 
     first = subset(frozenset([graph.begin]))
     places, subsets, rows = {first: 0}, [first], list[np.ndarray]()
+
+    @functools.cache
+    def place_after(states: frozenset[int]) -> int:
+        after = subset(states)
+        if after not in places:
+            places[after] = len(subsets)
+            subsets.append(after)
+            if len(subsets) > MAX_STATES:
+                raise TooLargeError
+        return places[after]
+
     while len(rows) < len(subsets):
-        here = subsets[len(rows)]
+        row = np.full(class_of_byte.max() + 1, DEAD, np.int32)
+        rows.append(row)
+        reading = [member for member in subsets[len(rows) - 1].members if reads[member[0]]]
+        if len(reading) == 1 and _are_apart(accepted for accepted, _, _ in graph.reads[reading[0][0]]):
+            state, begins, leaves = reading[0]
+            for classes, target, begun in reads[state]:
+                row[classes] = moves_lib.move(place_after(frozenset([target])), begins + begun, leaves)
+            continue
         targets: dict[int, set[int]] = {}
         passed: dict[int, tuple[int, bool]] = {}
-        for state, begins, leaves in here.members:
+        for state, begins, leaves in reading:
             for classes, target, begun in reads[state]:
                 passes = begins + begun, leaves
                 for byte_class in classes:
                     targets.setdefault(byte_class, set()).add(target)
                     if passed.setdefault(byte_class, passes) != passes:
                         ambiguous |= {graph.loop[other] for other in targets[byte_class]}
-        row = np.full(class_of_byte.max() + 1, DEAD, np.int32)
-        known: dict[frozenset[int], int] = {}
         for byte_class, states in targets.items():
-            key = frozenset(states)
-            if key not in known:
-                after = subset(key)
-                if after not in places:
-                    places[after] = len(subsets)
-                    subsets.append(after)
-                    if len(subsets) > MAX_STATES:
-                        raise TooLargeError
-                known[key] = places[after]
-            row[byte_class] = moves_lib.move(known[key], *passed[byte_class])
-        rows.append(row)
+            row[byte_class] = moves_lib.move(place_after(frozenset(states)), *passed[byte_class])
     is_final = np.array([any(state == graph.end for state, _, _ in state_set.members) for state_set in subsets])
     bounds = None
     if graph.loops:
@@ -624,13 +637,23 @@ def minimal(automaton: Automaton) -> Automaton:
     return Automaton(rank[after], automaton.class_of_byte, automaton.is_final[members])
 
 
-def _byte_classes(sets: Iterable[int]) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
+def _are_apart(sets: Iterable[int]) -> bool:
+    """Whether no byte is in two of some sets."""
+    seen = 0
+    for accepted in sets:
+        if seen & accepted:
+            return False
+        seen |= accepted
+    return True
+
+
+def _byte_classes(sets: Iterable[int]) -> tuple[np.ndarray, dict[int, list[int]]]:
     """Returns the class of each byte [256], and the classes of each set of bytes."""
     different = list(sets)
     bits = np.array([list(member.to_bytes(32, "little")) for member in different], np.uint8).reshape(len(different), 32)
     columns = np.unpackbits(bits, axis=1, bitorder="little")  # [sets, 256]
     of_class, class_of_byte = np.unique(columns, axis=1, return_inverse=True)
-    members = {accepted: tuple(np.flatnonzero(row).tolist()) for accepted, row in zip(different, of_class, strict=True)}
+    members = {accepted: np.flatnonzero(row).tolist() for accepted, row in zip(different, of_class, strict=True)}
     return class_of_byte.reshape(256).astype(np.int32), members
 
 

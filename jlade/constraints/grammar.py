@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import flax.struct
 import jax
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.constraints import automaton, ebnf, json_schema, lark, moves, regex, tags
-from jlade.constraints.automaton import Automaton, Expression, Repeat
+from jlade.constraints.automaton import Automaton, Expression, Repeat, TooLargeError
+from jlade.constraints.blocks import LANES, padded
 from jlade.constraints.moves import DEAD
 from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
@@ -23,11 +24,17 @@ from jlade.errors import ArgumentValueError
 from jlade.files import written_whole
 from jlade.mesh import SHARED
 
-LANES = 128  # the entries of a state are a multiple of these, so that TPUs read them whole
-HEADER = 3  # of a state: its likely token, and the least and most iterations of its loop
-ROW_CLASSES = 1024 - HEADER  # most classes of a table in a row of an engine
+HEADER = 8  # entries of the header of a state, which begins with these
+LIKELY, LEAST, MOST, COLUMNS, ROW = range(5)
+ROW_CLASSES = 2048  # most classes of a table in a row of an engine
+ROW_COLUMNS = 1024  # most columns of its blocks
+WORD = 16  # bits
 RULES = {"ebnf": ebnf.parse, "lark": lark.parse}  # grammars of rules, whose automata may count
 MAX_BREAKS = 2  # lines between thoughts and an answer
+
+
+class TableSizeError(ArgumentValueError):
+    """The table of a grammar is too large for a row of an engine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +101,18 @@ class Grammar:
         return cls("lark", rules)._checked()
 
     @classmethod
-    def tags(cls, tags: Tags) -> Self:
+    def tags(cls, tags: Tags, is_checked: bool = True) -> Self:
         """Returns texts with tagged parts; see `jlade.constraints.tags`.
+
+        Args:
+          tags: the parts.
+          is_checked: whether errors come at once; else when the grammar is first used, and not if its table is known.
 
         Raises:
           ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
         """
-        return cls("tags", json.dumps(dataclasses.asdict(tags)))._checked()
+        grammar = cls("tags", json.dumps(dataclasses.asdict(tags)))
+        return grammar._checked() if is_checked else grammar
 
     def after(self, end: str) -> Self:
         """Returns the texts of this grammar after any text up to its first `end`, and up to two line breaks."""
@@ -162,8 +174,23 @@ class Grammar:
         return self
 
 
-@functools.lru_cache(maxsize=256)
 def _automaton(grammar: Grammar, counts: bool) -> Automaton:
+    found = _built(grammar, counts)
+    if isinstance(found, Automaton):
+        return found
+    raise TooLargeError(found.name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _built(grammar: Grammar, counts: bool) -> Automaton | TooLargeError:
+    """Returns an automaton, or the error that it is too large, which may take as long to find."""
+    try:
+        return _new_automaton(grammar, counts)
+    except TooLargeError as error:
+        return error.with_traceback(None)
+
+
+def _new_automaton(grammar: Grammar, counts: bool) -> Automaton:
     if grammar.kind in RULES:
         return RULES[grammar.kind](grammar.source, counts=counts)
     whole = automaton.build(_expression(grammar.kind, grammar.source), counts)
@@ -191,36 +218,51 @@ def _expression(kind: str, source: str) -> Expression:
     raise ValueError(f"kind must be json_schema, regex, choice, ebnf, lark, tags or after, got {kind!r}")
 
 
+class _Layout(NamedTuple):
+    """The places of the parts of a table among its entries: its header begins at 0."""
+
+    nothing: int  # zeros: the row and the columns of the state of no grammar
+    columns: int
+    rows: int
+    end: int
+
+    @classmethod
+    def of(cls, table: Table) -> Self:
+        columns = padded(table.num_classes)
+        nothing = padded(HEADER * (1 + table.num_states))
+        rows = nothing + columns * (1 + len(table.blocks.columns))
+        return cls(nothing, nothing + columns, rows, rows + len(table.blocks.moves))
+
+
 def num_entries(table: Table) -> int:
     """Returns the number of entries of a table on a device, with those of the state of no grammar."""
-    return _stride(table) * (1 + len(table.moves))
+    return _Layout.of(table).end
 
 
 def check_size(table: Table, max_grammar: int) -> None:
-    """Raises a ValueError for a table that is too large for a row of an engine, which has `max_grammar` entries."""
-    number = num_entries(table)
-    if number > max_grammar or table.num_classes > ROW_CLASSES:
-        states, classes = table.moves.shape
-        raise ArgumentValueError(
+    """Raises a TableSizeError for a table that is too large for a row of an engine, of `max_grammar` entries."""
+    number, columns = num_entries(table), table.blocks.num_columns
+    if number > max_grammar or table.num_classes > ROW_CLASSES or columns > ROW_COLUMNS:
+        raise TableSizeError(
             "grammar",
-            f"must have a table of at most max_grammar={max_grammar} entries and {ROW_CLASSES} classes of tokens, got "
-            f"{number} entries of {states} states and {classes} classes",
+            f"must have a table of at most max_grammar={max_grammar} entries, {ROW_CLASSES} classes of tokens and "
+            f"{ROW_COLUMNS} columns of a block, got {number} entries of {table.num_states} states, "
+            f"{table.num_classes} classes and {columns} columns",
         )
 
 
-def _stride(table: Table) -> int:
-    """Returns the number of entries of a state."""
-    return LANES * -(-(HEADER + table.num_classes) // LANES)
-
-
-def _entries(table: Table) -> np.ndarray:
-    """Returns a table as entries: `HEADER` and the moves of each state, whose numbers begin at 1."""
-    entries: np.ndarray = np.zeros((1 + len(table.moves), _stride(table)), np.int32)
-    entries[0, 0] = NONE
-    entries[1:, 0] = table.likely
-    entries[1:, 1:HEADER] = (0, moves.UNBOUNDED) if table.bounds is None else table.bounds
-    entries[1:, HEADER:] = DEAD
-    entries[1:, HEADER : HEADER + table.num_classes] = np.where(table.moves == DEAD, DEAD, 1 + table.moves)
+def _entries(table: Table, begin: int) -> np.ndarray:
+    """Returns the entries [P / LANES, LANES] of a table that begin at some place. Numbers of states begin at 1."""
+    layout, blocks = _Layout.of(table), table.blocks
+    entries: np.ndarray = np.zeros(layout.end, np.int32)
+    header = entries[: HEADER * (1 + table.num_states)].reshape(-1, HEADER)
+    header[0, LIKELY], header[0, COLUMNS:] = NONE, begin + layout.nothing
+    header[1:, LIKELY] = table.likely
+    header[1:, LEAST : MOST + 1] = (0, moves.UNBOUNDED) if table.bounds is None else table.bounds
+    header[1:, COLUMNS] = begin + layout.columns + padded(table.num_classes) * blocks.block
+    header[1:, ROW] = begin + layout.rows + blocks.begin
+    entries[layout.columns : layout.rows].reshape(len(blocks.columns), -1)[:, : table.num_classes] = blocks.columns
+    entries[layout.rows :] = np.where(blocks.moves == DEAD, DEAD, 1 + blocks.moves)
     return entries.reshape(-1, LANES)
 
 
@@ -229,40 +271,41 @@ class Tables:
     """The tables of the grammars of a batch: a `Constraint`, whose state is that of a table with its count.
 
     State 0 is that of a sequence without a grammar: tokens of all classes lead from it to itself. The grammar begins in
-    state 1. The entries of a state are its likely token, as in `Table.likely`, the least and most iterations of its
-    loop, and the moves of each class (`jlade.constraints.moves`).
+    state 1. A table has a header of each state, the columns of all classes in each block, and the rows of moves
+    (`jlade.constraints.blocks`). A header has the likely token, as in `Table.likely`, the least and most iterations of
+    the loop, and the places of the state's columns and row.
     """
 
     entries: Annotated[jax.Array, SHARED]  # [P / LANES, LANES] int32
-    class_of_token: Annotated[jax.Array, SHARED]  # [K V] int32, the place among its entries, in each of K tables
+    class_of_token: Annotated[jax.Array, SHARED]  # [K V] int32, in each of K tables
     first: jax.Array  # [B] int32, the first state of each sequence
-    begin: jax.Array  # [B] int32, the place of its first entry
-    stride: jax.Array  # [B] int32, the entries of a state
+    begin: jax.Array  # [B] int32, the place of its table
     classes: jax.Array  # [B] int32, the place of its table in `class_of_token`
-    num_entries: int = flax.struct.field(pytree_node=False)  # of a state that are read, at least `stride`
+    num_classes: int = flax.struct.field(pytree_node=False)  # that are read, at least those of each table
+    num_columns: int = flax.struct.field(pytree_node=False)  # of a row that are read, at least those of each block
     vocab_size: int = flax.struct.field(pytree_node=False)  # V
 
     @classmethod
     def of(cls, tables: Sequence[Table | None]) -> Self:
         """Returns the tables of B sequences, None for one without a grammar, padded so that few sizes occur."""
         different = list(dict.fromkeys(table for table in tables if table is not None))
-        maximum = _padded(max(map(_stride, different)), LANES)
+        num_classes = _power(max(table.num_classes for table in different), LANES)
+        num_columns = _power(max(table.blocks.num_columns for table in different), LANES)
         vocab_size = len(different[0].class_of_token)
-        # As many entries as are read come after the last state. The first ones are those of no grammar.
-        size = sum(map(num_entries, different)) + maximum
-        entries = np.zeros((_padded(size, 2**14) // LANES, LANES), np.int32)
-        entries[0, 0] = NONE
-        class_of_token = np.zeros((_padded(len(different), 1), vocab_size), np.int32)
-        places = dict[Table | None, tuple[int, int, int, int]]({None: (0, 0, LANES, 0)})
+        # As many entries as are read come after the last row.
+        size = sum(map(num_entries, different)) + max(num_classes, num_columns)
+        entries = np.zeros((_power(size, 2**14) // LANES, LANES), np.int32)
+        class_of_token = np.zeros((_power(len(different), 1), vocab_size), np.int32)
+        places = dict[Table | None, tuple[int, int, int]]({None: (0, 0, 0)})  # in state 0 of the first table
         begin = 0
         for number, table in enumerate(different):
-            entries[begin // LANES :][: num_entries(table) // LANES] = _entries(table)
-            class_of_token[number] = HEADER + table.class_of_token
-            places[table] = 1, begin, _stride(table), number * vocab_size
+            entries[begin // LANES :][: num_entries(table) // LANES] = _entries(table, begin)
+            class_of_token[number] = table.class_of_token
+            places[table] = 1, begin, number * vocab_size
             begin += num_entries(table)
         of_batch = (np.array(column, np.int32) for column in zip(*(places[table] for table in tables), strict=True))
         arrays: Any = cls
-        return arrays(entries, class_of_token.reshape(-1), *of_batch, maximum, vocab_size)
+        return arrays(entries, class_of_token.reshape(-1), *of_batch, num_classes, num_columns, vocab_size)
 
     def start(self, tokens: jax.Array, length: jax.Array) -> jax.Array:
         return self.first
@@ -276,24 +319,35 @@ class Tables:
 
     def after(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the states after tokens [...] int32, `DEAD` where the state does not allow them; counts may."""
-        move = self._read(states, _read(self.class_of_token, self.classes + tokens))
+        column = self._read(self._header(states, COLUMNS) + _read(self.class_of_token, self.classes + tokens))
+        move = self._read(self._header(states, ROW) + column)
         return jnp.where(move == DEAD, DEAD, moves.after(states, move))
 
     def likely(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns tokens that are likely to come next [...] int32, `NONE` for none, and whether they are certain."""
-        tokens = self._read(states, 0)
+        tokens = self._header(states, LIKELY)
         return jnp.where(tokens < NONE, -2 - tokens, tokens), tokens >= 0
 
     def allowed(self, state: jax.Array) -> jax.Array:
-        first = (self.begin + (state & moves.STATE) * self.stride) // LANES
-        entries = jax.lax.dynamic_slice(self.entries, (first, 0), (self.num_entries // LANES, LANES)).reshape(-1)
-        is_allowed = moves.is_allowed(state, entries, entries[1], entries[2])
+        row = self._slice(self._header(state, ROW), self.num_columns)
+        columns = self._slice(self._header(state, COLUMNS), self.num_classes)
+        is_allowed = moves.is_allowed(state, row, self._header(state, LEAST), self._header(state, MOST))
         class_of_token = jax.lax.dynamic_slice(self.class_of_token, (self.classes,), (self.vocab_size,))
-        return jax.lax.platform_dependent(is_allowed, class_of_token, tpu=by_product, default=by_index)
+        of_class = jax.lax.platform_dependent(is_allowed, columns, tpu=by_comparison, default=by_index)
+        return jax.lax.platform_dependent(of_class, class_of_token, tpu=by_product, default=by_bits)
 
-    def _read(self, states: jax.Array, entry: jax.Array | int) -> jax.Array:
-        """Returns an entry of each of some states."""
-        return _read(self.entries.reshape(-1), self.begin + (states & moves.STATE) * self.stride + entry)
+    def _header(self, states: jax.Array, entry: int) -> jax.Array:
+        """Returns an entry of the header of each of some states."""
+        return self._read(self.begin + (states & moves.STATE) * HEADER + entry)
+
+    def _read(self, places: jax.Array) -> jax.Array:
+        """Returns the entries at some places."""
+        return _read(self.entries.reshape(-1), places)
+
+    def _slice(self, place: jax.Array, number: int) -> jax.Array:
+        """Returns entries one after the other."""
+        first = (place // LANES, 0)
+        return jax.lax.dynamic_slice(self.entries, first, (number // LANES, LANES)).reshape(-1)
 
 
 @flax.struct.dataclass
@@ -309,22 +363,21 @@ class RowTables(Tables):
     @classmethod
     def empty(cls, num_rows: int, num_entries: int, vocab_size: int) -> Self:
         """Returns the tables of rows without grammars, with a place for `num_entries` entries each."""
-        maximum = HEADER + ROW_CLASSES
-        places = -(-num_entries // LANES) + maximum // LANES
-        entries = jnp.zeros((num_rows, places, LANES), jnp.int32).at[:, 0, 0].set(NONE)
+        places = -(-(num_entries + ROW_CLASSES) // LANES)
+        entries = jnp.zeros((num_rows, places, LANES), jnp.int32)
+        entries = entries.at[:, 0, :HEADER].set(np.array([NONE, 0, 0, LANES, LANES, 0, 0, 0], np.int32))
         zero = jnp.zeros(num_rows, jnp.int32)
-        class_of_token = jnp.full((num_rows, vocab_size), HEADER, jnp.int32)
-        return cls(entries, class_of_token, zero, zero, zero + LANES, zero, maximum, vocab_size)
+        class_of_token = jnp.zeros((num_rows, vocab_size), jnp.int32)
+        return cls(entries, class_of_token, zero, zero, zero, ROW_CLASSES, ROW_COLUMNS, vocab_size)
 
     def of_row(self, table: Table) -> tuple[Self, np.ndarray]:
         """Returns the table of a row, with a first axis of 1, and its first state [1] int32, in NumPy."""
         entries: Any = np.zeros((1, *self.entries.shape[1:]), np.int32)
-        entries[0, : num_entries(table) // LANES] = _entries(table)
-        class_of_token: Any = HEADER + table.class_of_token[None]
+        entries[0, : num_entries(table) // LANES] = _entries(table, 0)
+        class_of_token: Any = table.class_of_token[None]
         zero: Any = np.zeros(1, np.int32)
-        stride = zero + _stride(table)
         row = dataclasses.replace(
-            self, entries=entries, class_of_token=class_of_token, first=zero, begin=zero, stride=stride, classes=zero
+            self, entries=entries, class_of_token=class_of_token, first=zero, begin=zero, classes=zero
         )
         return row, zero + 1
 
@@ -353,18 +406,35 @@ def _read_of_each(number: int, are_batched: list[bool], arrays: jax.Array, place
     return _read(arrays.reshape(-1), places + first.reshape(-1, *[1] * (places.ndim - 1))), True
 
 
-def by_index(is_allowed: jax.Array, class_of_token: jax.Array) -> jax.Array:
-    """Returns which tokens are allowed [V], given which classes are [C], and the class of each token [V]."""
-    return is_allowed[class_of_token]
+def by_index(is_allowed: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns what is allowed [N] bool, given which columns or classes are [C], and the place of each among them."""
+    return is_allowed[places]
 
 
-def by_product(is_allowed: jax.Array, class_of_token: jax.Array) -> jax.Array:
-    """The same by a product of matrices: TPUs read single elements one by one."""
+def by_bits(is_allowed: jax.Array, places: jax.Array) -> jax.Array:
+    """The same by words of bits, for C in multiples of `WORD`.
+
+    They are a product of matrices, as XLA would do anything else for each token that is done for each class.
+    """
+    bits = is_allowed.reshape(-1, WORD).astype(jnp.float32)
+    words = (bits @ (2.0 ** np.arange(WORD, dtype=np.float32))).astype(jnp.int32)
+    places = places.astype(jnp.uint32)
+    return (words[places // WORD] >> (places % WORD).astype(jnp.int32) & 1).astype(bool)
+
+
+def by_comparison(is_allowed: jax.Array, places: jax.Array) -> jax.Array:
+    """The same by comparing all: TPUs read single elements one by one."""
+    is_at = places[None, :] == jnp.arange(len(is_allowed), dtype=jnp.int32)[:, None]
+    return jnp.any(is_at & is_allowed[:, None], axis=0)
+
+
+def by_product(is_allowed: jax.Array, places: jax.Array) -> jax.Array:
+    """The same by a product of matrices, for many places that are those of all sequences."""
     classes = jnp.arange(len(is_allowed), dtype=jnp.int32)
-    one_hot = (class_of_token[None, :] == classes[:, None]).astype(jnp.bfloat16)
+    one_hot = (places[None, :] == classes[:, None]).astype(jnp.bfloat16)
     return is_allowed.astype(jnp.bfloat16) @ one_hot > 0
 
 
-def _padded(number: int, minimum: int) -> int:
+def _power(number: int, minimum: int) -> int:
     """Returns the least power of two, times `minimum`, that is at least `number`."""
     return minimum * (1 << max(0, -(-number // minimum) - 1).bit_length())

@@ -5,12 +5,14 @@ Let me look.<tool_call>
 </tool_call>
 """
 
+import collections
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jlade.constraints import automaton, json_schema, plain, special
-from jlade.constraints.automaton import Automaton, Expression, Repeat
+from jlade.constraints.automaton import Automaton, Expression, Network, Repeat
 from jlade.constraints.json_document import Schema
 
 ANYTHING = Repeat(special.OTHERS, 0, None)
@@ -68,11 +70,14 @@ def parse(spec: Tags) -> Expression:
     Raises:
       ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
     """
-    tag = automaton.choice(*(_tag(*tag) for tag in spec.tags))
-    parts = [_literal(spec.opening), tag]
-    if spec.between is not None:
-        parts.append(Repeat(automaton.sequence(_literal(spec.between), tag), 0, None))
-    block = automaton.sequence(*parts, _literal(spec.closing))
+    begins_of = collections.defaultdict[str, list[str]](list)  # of tags that are alike but for the text before
+    for begin, *rest in spec.tags:
+        begins_of[json.dumps(rest)].append(begin)
+    tag = automaton.choice(*(_tag(begins, *json.loads(rest)) for rest, begins in begins_of.items()))
+    tags = tag
+    if spec.between is not None:  # the states of a tag are there once, whatever comes before it
+        tags = Network(3, ((0, tag, 1), (1, _literal(spec.between), 0), (1, None, 2)))
+    block = automaton.sequence(_literal(spec.opening), tags, _literal(spec.closing))
     if not spec.triggers:
         return block
     other = _without(*spec.triggers)
@@ -93,12 +98,12 @@ def through(end: str) -> Expression:
     return automaton.sequence(_without(end), _literal(end))
 
 
-def _tag(begin: str, content: Schema | Sequence[Field], end: str) -> Expression:
+def _tag(begins: Sequence[str], content: Schema | Sequence[Field], end: str) -> Expression:
     try:
         value = _fields(content) if isinstance(content, Sequence) else json_schema.parse(content)
     except ValueError as error:
-        raise ValueError(f"of the tag {begin!r}: {error}") from error
-    return automaton.sequence(_literal(begin), value, _literal(end))
+        raise ValueError(f"of the tag {begins[0]!r}: {error}") from error
+    return automaton.sequence(automaton.choice(*map(_literal, begins)), value, _literal(end))
 
 
 def _fields(fields: Sequence[Field]) -> Expression:

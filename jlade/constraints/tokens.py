@@ -13,11 +13,11 @@ import numpy as np
 
 from jlade.constraints import moves as moves_lib
 from jlade.constraints import special
-from jlade.constraints.automaton import Automaton, distances, restricted
+from jlade.constraints.automaton import Automaton, distances
+from jlade.constraints.blocks import END, NEVER, Blocks
 from jlade.constraints.moves import DEAD
 
 LIKELY = 32  # bytes of a likely text, which its first token seldom exceeds
-NEVER, END = 0, 1  # classes of tokens that are never allowed, and of those that end a text
 
 
 class _Level(NamedTuple):
@@ -124,7 +124,7 @@ def _likely(automaton: Automaton, first_tokens: Callable[[Sequence[bytes]], Sequ
 class Table:
     """An automaton over tokens that begins in state 0, from each of whose states a text can be completed."""
 
-    moves: np.ndarray  # [S, C] int32, as `jlade.constraints.moves` has them, `DEAD` for tokens that are not allowed
+    blocks: Blocks  # the moves of S states by C classes, as `jlade.constraints.moves` has them
     class_of_token: np.ndarray  # [V] int32
     likely: np.ndarray  # [S] int32, the token that is likely to come next, t if it is certain, else -2 - t; -1 for none
     bounds: np.ndarray | None = None  # [S, 2] int32, the least and most iterations of its loop; None without loops
@@ -186,23 +186,19 @@ class Table:
         class_of_token[list(eos_ids)] = END
         before, moved = (np.concatenate(arrays) for arrays in zip(*functions, strict=True))
         classes = np.repeat(np.arange(len(functions)), [len(function.before) for function in functions])
-        moves = np.full((num_states, len(functions)), DEAD, np.int32)
-        moves[before, classes] = moved
-        likely = _likely(automaton, first_tokens, trie)
+        likely, bounds = _likely(automaton, first_tokens, trie), automaton.bounds
+        # States from which no tokens complete a text are left out.
         is_live = distances(before, moves_lib.state_after(moved), automaton.is_final) >= 0
-        return cls(moves, class_of_token, likely, automaton.bounds)._trimmed(is_live)
-
-    def _trimmed(self, is_live: np.ndarray) -> Self:
-        """Returns the table without states from which no tokens complete a text."""
-        if is_live.all():
-            return self
         if not is_live[0]:
             raise ValueError("no tokens of this vocabulary spell a text of the grammar")
-        first, others = np.split(restricted(self.moves, is_live), [2], axis=1)
-        different, of_class = np.unique(others, axis=1, return_inverse=True)
-        rank = np.append([NEVER, END], 2 + of_class).astype(np.int32)
-        bounds = None if self.bounds is None else self.bounds[is_live]
-        return type(self)(np.hstack([first, different]), rank[self.class_of_token], self.likely[is_live], bounds)
+        place = np.where(is_live, np.cumsum(is_live) - 1, DEAD).astype(np.int32)
+        before, after = place[before], place[moves_lib.state_after(moved)]
+        is_kept = (before != DEAD) & (after != DEAD)
+        moved = after | moved & ~moves_lib.STATE
+        kept = before[is_kept], classes[is_kept], moved[is_kept]
+        blocks, class_of_function = Blocks.of(*kept, num_states=int(is_live.sum()), num_classes=len(functions))
+        bounds = None if bounds is None else bounds[is_live]
+        return cls(blocks, class_of_function[class_of_token], likely[is_live], bounds)
 
     def shortest(self) -> int:
         """Returns the number of tokens after which a text may have to end, the least one."""
@@ -222,7 +218,7 @@ class Table:
     def _allowed_moves(self, states: np.ndarray) -> np.ndarray:
         """Returns the moves of each class [n, C] in states with counts [n], `DEAD` for those that are not allowed."""
         rows = states & moves_lib.STATE
-        moves = self.moves[rows]
+        moves = self.blocks.of_states(rows)
         if self.bounds is None:
             return moves
         minimum, maximum = self.bounds[rows].T
@@ -232,7 +228,12 @@ class Table:
     @property
     def num_classes(self) -> int:
         """C."""
-        return self.moves.shape[1]
+        return self.blocks.columns.shape[1]
+
+    @property
+    def num_states(self) -> int:
+        """S."""
+        return len(self.likely)
 
     def allowed(self, state: int) -> np.ndarray:
         """Returns the tokens that may come next [V] bool, in a state with its count."""

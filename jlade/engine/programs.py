@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jlade.constraints.blocks import Blocks
 from jlade.constraints.tokens import Table
 from jlade.decoding import ahead
 from jlade.decoding.state import DecodeConfig, Prefix
@@ -165,7 +166,9 @@ class Programs:
     def _table(self) -> Table:
         """A table with the shapes of any in a row."""
         class_of_token: HostArray = np.zeros(self._config.decoder.vocab_size, np.int32)
-        return Table(class_of_token[:1, None], class_of_token, class_of_token[:1])
+        none: HostArray = np.zeros(0, np.int32)
+        blocks, _ = Blocks.of(none, none, none, num_states=1, num_classes=2)
+        return Table(blocks, class_of_token, class_of_token[:1])
 
     @functools.cached_property
     def _prefix(self) -> Prefix:

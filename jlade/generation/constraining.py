@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +11,14 @@ import jax
 import numpy as np
 
 from jlade.constraints.bans import Every
+from jlade.constraints.blocks import NEVER
 from jlade.constraints.constraint import Constraint
 from jlade.constraints.grammar import Grammar, Tables
-from jlade.constraints.tokens import NEVER, Table, Trie
+from jlade.constraints.tokens import Table, Trie
 from jlade.decoding import sharding
 from jlade.decoding.stopping import Stopping
 from jlade.errors import ArgumentTypeError, ArgumentValueError
-from jlade.generation import text
+from jlade.generation import saved_tables, text
 from jlade.generation.text import TokenBytes, Tokenizer
 
 SHORTEST = 8  # tokens of a text
@@ -138,10 +141,20 @@ def _trie(spelled: TokenBytes, vocab_size: int) -> Trie:
     return Trie([spelled.in_grammar(token) for token in range(vocab_size)])
 
 
+@functools.lru_cache(maxsize=4)
+def _fingerprint(spelled: TokenBytes, vocab_size: int) -> str:
+    """Returns a fingerprint of the tokens' bytes in grammars."""
+    of_tokens = map(spelled.in_grammar, range(vocab_size))
+    return hashlib.sha256(b"".join(len(each).to_bytes(4, "little") + each for each in of_tokens)).hexdigest()
+
+
 @functools.lru_cache(maxsize=64)
 def _table(grammar: Grammar, spelled: TokenBytes, eos_ids: tuple[int, ...], vocab_size: int) -> Table:
-    trie, automaton = _trie(spelled, vocab_size), grammar.automaton
-    if automaton.bounds is not None and not trie.may_count(automaton, eos_ids):
-        automaton = grammar.unrolled
-    table = Table.of(automaton, trie, eos_ids, vocab_size, spelled.first_tokens)
-    return dataclasses.replace(table, is_tagged=grammar.is_tagged)
+    def make() -> Table:
+        trie, automaton = _trie(spelled, vocab_size), grammar.automaton
+        if automaton.bounds is not None and not trie.may_count(automaton, eos_ids):
+            automaton = grammar.unrolled
+        return Table.of(automaton, trie, eos_ids, vocab_size, spelled.first_tokens)
+
+    source = [grammar.kind, grammar.source, _fingerprint(spelled, vocab_size), eos_ids, vocab_size]
+    return dataclasses.replace(saved_tables.saved(json.dumps(source), make), is_tagged=grammar.is_tagged)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
-from jlade.constraints.grammar import check_size
+from jlade.constraints.automaton import TooLargeError
+from jlade.constraints.grammar import TableSizeError, check_size
 from jlade.errors import ArgumentError
 from jlade.generation import constraining
 from jlade.generation import text as text_lib
@@ -259,13 +260,23 @@ class BodyReader:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept."""
         if completion.grammar is None:
             return completion
-        grammar = completion.grammar.grammar()
+        make, of_tools = completion.grammar.make, completion.tools
         with completion.grammar.errors():
-            table = constraining.table_of(
-                grammar, text_lib.token_bytes(self.tokenizer), completion.options["eos_ids"], self.vocab_size
-            )
-            if self.max_grammar is not None:
-                check_size(table, self.max_grammar)
+            while True:
+                try:
+                    grammar = make()
+                    table = constraining.table_of(
+                        grammar, text_lib.token_bytes(self.tokenizer), completion.options["eos_ids"], self.vocab_size
+                    )
+                    if self.max_grammar is not None:
+                        check_size(table, self.max_grammar)
+                    break
+                except (TooLargeError, TableSizeError) as error:
+                    if of_tools is None:
+                        raise
+                    form, chosen = of_tools
+                    of_tools = form, chosen.looser(form, str(error))
+                    make = functools.partial(of_tools[1].grammar, form, completion.thoughts)
         return dataclasses.replace(completion, options=completion.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:

@@ -28,11 +28,6 @@ class GrammarField(NamedTuple):
     field: str
     make: Make
 
-    def grammar(self) -> Grammar:
-        """Returns the grammar."""
-        with self.errors():
-            return self.make()
-
     def after(self, end: str) -> "GrammarField":
         """Returns the grammar after any text up to `end`, as `Grammar.after` does."""
         return self._replace(make=lambda: self.make().after(end))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jlade.constraints import plain
+from jlade.constraints.automaton import MAX_STATES
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import APPLIED, Schema
 from jlade.constraints.loosening import loosened
@@ -23,6 +24,7 @@ AUTO, NO_TOOLS = "auto", "none"
 ANY_OBJECT: Body = {"type": "object"}
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 OF_FIELDS = {"type", "properties", "required", "additionalProperties"}  # keywords that fields hold
+SIMPLE = ("string", "integer", "number", "boolean", "null")  # types of values without parts
 DEFINITIONS = ("$defs", "definitions")
 log = logging.getLogger(__name__)
 
@@ -70,10 +72,61 @@ class Tools:
                 triggers=() if self.must_call else (form.trigger,),
                 maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
-            )
+            ),
+            is_checked=False,
         )
         end = end_of_begun(thoughts) if self.must_call else None
         return grammar if end is None else grammar.after(end)
+
+    def looser(self, form: Form, reason: str) -> "Tools":
+        """Returns the tools for a smaller grammar: the largest ones that are not strict have any arguments.
+
+        They are as many as leave three quarters of the states, and no more than an automaton may have.
+
+        Args:
+          form: of the calls.
+          reason: why the grammar is too large.
+
+        Raises:
+          ValueError: there are none; names the largest tool.
+        """
+        sizes = {tool.name: _num_states(tool, form.fields) for tool in self.tools}
+        by_size = sorted(self.tools, key=lambda tool: -sizes[tool.name])
+        number, loose = sum(sizes.values()), dict[str, Tool]()
+        most = min(MAX_STATES, number * 3 // 4)
+        for tool in by_size:
+            looser = _looser(tool, form.fields)
+            if number > most and not tool.is_strict and looser != tool:
+                _say_loose(tool.name, f"beside the other tools {reason}")
+                loose[tool.name] = looser
+                number -= sizes[tool.name]
+        if not loose:
+            raise ValueError(f"{by_size[0].name}: {reason}")
+        return dataclasses.replace(self, tools=[loose.get(tool.name, tool) for tool in self.tools])
+
+
+def _looser(tool: Tool, form: Fields | None) -> Tool:
+    """Returns a tool with any arguments, or in a form of fields any texts where values have several parts or types."""
+    if form is None:
+        return tool._replace(parameters=ANY_OBJECT)
+    types = {
+        name: {"type": schema["type"] if isinstance(schema, dict) and schema.get("type") in SIMPLE else "string"}
+        for name, schema in _properties(tool).items()
+    }
+    return tool._replace(parameters={"properties": types, "required": tool.parameters.get("required", [])})
+
+
+def _properties(tool: Tool) -> dict[str, Schema]:
+    """Returns the schemas of the arguments that a tool declares or requires, in order."""
+    declared = tool.parameters.get("properties", {})
+    return declared | {name: True for name in tool.parameters.get("required", []) if name not in declared}
+
+
+def _num_states(tool: Tool, form: Fields | None) -> int:
+    """Returns the number of states of a tool's arguments."""
+    if form is None:
+        return len(Grammar.json_schema(json.dumps(_content(tool, form))).automaton.is_final)
+    return sum(len(plain.parse(field.schema, field.end).is_final) for field in fields_of(tool, form).values())
 
 
 def _content(tool: Tool, form: Fields | None) -> Schema | Sequence[Field]:
@@ -87,10 +140,10 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
     """Returns the fields of a tool's arguments by their names: those that it declares or requires, in order."""
     if others := (tool.parameters.keys() & APPLIED) - OF_FIELDS:
         _lose(tool, f"#/{min(others)}: not supported where arguments are no JSON")
-    properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
+    required = tool.parameters.get("required", [])
     definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
     of_names = {}
-    for name, schema in (properties | {name: True for name in required if name not in properties}).items():
+    for name, schema in _properties(tool).items():
         begin = form.begin + kinds.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
         if isinstance(schema, dict):

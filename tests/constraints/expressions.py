@@ -4,6 +4,13 @@ import itertools
 
 from jlade.constraints import automaton, regex
 from jlade.constraints.code_points import ALL
+from jlade.constraints.tokens import Trie
+
+# A vocabulary of all bytes, of an end token without any, and of longer tokens.
+LONGER = rb"ab abc abab 12 0. ba co com aab%1 2%01a bb xx bcd".split()
+TOKENS = [*(bytes([byte]) for byte in range(256)), "éx".encode(), b"", *LONGER]
+EOS = TOKENS.index(b"")
+TRIE = Trie(TOKENS)
 
 TEXTS = ["".join(each) for size in range(6) for each in itertools.product("ab", repeat=size)]
 PATTERNS = [

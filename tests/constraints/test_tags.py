@@ -52,7 +52,7 @@ def test_a_special_token_is_drafted():
 )
 def test_no_other_grammar_has_special_tokens(grammar):
     table = table_of(grammar)
-    is_allowed = np.any([table.allowed(state) for state in range(len(table.moves))], axis=0)
+    is_allowed = np.any([table.allowed(state) for state in range(table.num_states)], axis=0)
     assert not is_allowed[sorted({*SPECIAL, *MARKED} - {EOS})].any()
 
 

@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from jlade.constraints import automaton, regex
 from jlade.constraints.tokens import Table, Trie
-from tests.constraints.expressions import COUNTED, LENGTHS, PATTERNS, characters
-
-LONGER = rb"ab abc abab 12 0. ba co com aab%1 2%01a bb xx bcd".split()
-TOKENS = [*(bytes([byte]) for byte in range(256)), "éx".encode(), b"", *LONGER]
-EOS = TOKENS.index(b"")
-TRIE = Trie(TOKENS)
+from tests.constraints.expressions import COUNTED, EOS, LENGTHS, PATTERNS, TOKENS, TRIE, characters
 
 
 @pytest.mark.parametrize("pattern", [*PATTERNS, *COUNTED])

@@ -32,7 +32,7 @@ def table_of(grammar):
 def constraint_of(table):
     """Returns the constraint of one sequence."""
     tables = jax.tree.map(jnp.asarray, Tables.of([table]))
-    return tables.replace(**{name: getattr(tables, name)[0] for name in ("first", "begin", "stride", "classes")})
+    return tables.replace(**{name: getattr(tables, name)[0] for name in ("first", "begin", "classes")})
 
 
 def text_of(tokens, guide, table):

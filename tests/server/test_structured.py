@@ -52,7 +52,7 @@ from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
 )
 def test_fields_of_all_clients(body, grammar):
     asked = structured.read(kinds.read(body, structured.GRAMMARS))
-    assert (asked and asked.grammar()) == grammar
+    assert (asked and asked.make()) == grammar
 
 
 def test_a_schema_that_is_not_strict_is_held_but_for_what_is_not_supported(caplog):
@@ -89,7 +89,7 @@ def test_a_structural_tag(given):
         {"response_format": {"type": "structural_tag"} | given},
         {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag"} | given)}},
     ):
-        found = structured.read(kinds.read(body, structured.GRAMMARS)).grammar().automaton
+        found = structured.read(kinds.read(body, structured.GRAMMARS)).make().automaton
         for text, is_accepted in (
             ("anything < at all", True),
             ('yes: <a>{"size": "small"}</a> and <a>{"size":"large"}</a>.', True),
@@ -156,7 +156,7 @@ OBJECT = '{"size": "small"}'
 )
 def test_a_structured_answer_comes_after_the_thought_that_the_prompt_begins(body, answer, begin, thought):
     reader, body = thinking(begin), body | {"messages": QUESTION}
-    found = reader.chat(body).grammar.grammar().automaton
+    found = reader.chat(body).grammar.make().automaton
     assert found.accepts(encode(thought + answer))
     assert found.accepts(encode(answer)) is (not thought)
     assert found.accepts(encode(thought + thought + answer)) is (not thought)
@@ -172,7 +172,7 @@ def test_special_tokens_show_where_thoughts_end():
     message, streamed = written(reader, {"messages": QUESTION}, text)
     assert message["content"] == streamed == "[THINK]hm[/THINK]hello"
     body = {"messages": QUESTION, "tools": [tool("f")]}
-    automaton = reader.chat(body).grammar.grammar().automaton
+    automaton = reader.chat(body).grammar.make().automaton
     assert automaton.accepts(encode(f"{special('[THINK]')}hm{special('[/THINK]')}hello"))
     message, streamed = written(reader, body, "[THINK]hm[/THINK]hello")
     assert message["content"] == streamed == "[THINK]hm[/THINK]hello"

@@ -11,6 +11,7 @@ from jlade.constraints.special import MARK, special
 from jlade.server import calls, tools
 from jlade.server.call_formats import Fields, Form
 from jlade.server.calls import CallReader
+from jlade.server.fields import RequestError
 from jlade.server.tools import Tool, Tools
 from tests.server import json_chat
 from tests.server.conftest import running
@@ -267,6 +268,28 @@ def test_a_value_ends_with_its_tag():
     assert not accepts(grammar, f"{begin}a</parameter>b\n</parameter>\n</function>\n</tool_call>")
     number = "<parameter=b>\n7</parameter>\n"
     assert not accepts(grammar, f"{begin}a\n</parameter>\n{number}</function>\n</tool_call>"), "it goes on otherwise"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen"])
+def test_the_largest_tool_may_have_any_arguments_where_all_are_too_large(name, caplog):
+    objects = {"properties": {name: {"type": "object"} for name in "abc"}, "required": list("abc")}
+    small = tool("small", {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False})
+    reader = dataclasses.replace(
+        json_chat.READER, max_grammar=250_000, chat_template=json_chat.chat_template(TEMPLATES[name])
+    )
+
+    def grammar(is_strict):
+        body = {"messages": QUESTION, "tools": [tool("large", objects, strict=is_strict), small]}
+        return reader.with_grammar(reader.chat(body | {"tool_choice": "required"})).options["grammar"]
+
+    found = grammar(False)
+    assert accepts(found, rendered(name, [("large", {"a": "7", "b": "", "c": ""})]))
+    assert accepts(found, rendered(name, [("small", {"a": 7})]))
+    assert not accepts(found, rendered(name, [("small", {"a": "x"})]))
+    assert "the tool large, which is not strict" in caplog.text
+    assert "the tool small" not in caplog.text
+    with pytest.raises(RequestError, match=r"tools has no grammar: large: .* at most max_grammar=250000 entries"):
+        grammar(True)
 
 
 def test_another_reader_finds_the_same_calls():
