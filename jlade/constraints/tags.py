@@ -6,6 +6,8 @@ Let me look.<tool_call>
 """
 
 import dataclasses
+import itertools
+import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ from jlade.constraints.automaton import Automaton, Expression, Repeat
 from jlade.constraints.json_document import Schema
 
 ANYTHING = Repeat(special.OTHERS, 0, None)
+OF_IDS = string.ascii_letters + string.digits + "_-"
+ANY_ID = Repeat(automaton.choice(*map(automaton.literal, OF_IDS)), 1, 64)
 BLANKS = Repeat(automaton.choice(*map(automaton.literal, " \t\r\n")), 0, None)
 
 
@@ -38,6 +42,7 @@ class Tags:
       between: the text between two tags of a block; None for one alone.
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
       maximum: blocks beside other text; None for any number.
+      content: texts that may be around other text.
       thoughts: texts around thoughts with which other text may begin, and in which no block is; the text before them is
         empty where the prompt has begun them.
     """
@@ -49,6 +54,7 @@ class Tags:
     triggers: Sequence[str] = ()
     maximum: int | None = None
     thoughts: Sequence[tuple[str, str]] = ()
+    content: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         begins = [self.opening + begin for begin, _, _ in self.tags]
@@ -75,7 +81,10 @@ def parse(spec: Tags) -> Expression:
     block = automaton.sequence(*parts, _literal(spec.closing))
     if not spec.triggers:
         return block
-    other = _without(*spec.triggers)
+    other: Expression = _without(*spec.triggers, *filter(None, spec.content[1:]))
+    if any(spec.content):
+        begin, end = map(_literal, spec.content)
+        other = automaton.choice(other, automaton.sequence(BLANKS, begin, other, automaton.optional(end)))
     begins = [(automaton.sequence(BLANKS, _literal(begin)), end) for begin, end in spec.thoughts]
     thoughts = [automaton.sequence(begin, through(end)) for begin, end in begins]
     cut_off = [automaton.sequence(begin, _without(end)) for begin, end in begins]
@@ -110,7 +119,8 @@ def _fields(fields: Sequence[Field]) -> Expression:
 
 
 def _literal(text: str) -> Expression:
-    return automaton.literal(special.encode(text))
+    first, *others = (automaton.literal(special.encode(part)) for part in text.split(special.ID))
+    return automaton.sequence(first, *itertools.chain.from_iterable((ANY_ID, part) for part in others))
 
 
 def _without(*texts: str) -> Automaton:

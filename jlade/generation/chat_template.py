@@ -44,12 +44,23 @@ class ChatTemplate:
     tokenizer: Any
     template: str | None = None
 
+    def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Returns the Jinja template of conversations with some tools, or without.
+
+        Raises:
+          ValueError: there is none.
+        """
+        with errors_of("the chat template cannot be chosen"):
+            chosen: str = self.tokenizer.get_chat_template(self.template, tools)
+        return chosen
+
     def render(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Returns the text of a conversation, by default up to the beginning of the next answer.
 
@@ -62,12 +73,12 @@ class ChatTemplate:
           add_generation_prompt: whether the next answer begins.
           continue_final_message: whether the text ends within the last message, as transformers does it.
           tools: functions that the answer may call, in OpenAI's form.
+          variables: others that the template may use.
 
         Raises:
           ValueError: when the template raises an error, or takes too long or too much memory.
         """
-        with errors_of("the chat template cannot be chosen"):
-            chosen = self.tokenizer.get_chat_template(self.template, tools)
+        chosen = self.source(tools)
         special = self.tokenizer.special_tokens_map
         shows = functools.partial(_shows, chosen, json.dumps(special), tools is not None)
         in_parts = not shows(False, (USER,)) and shows(True, (USER,))
@@ -79,7 +90,7 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else list(tools),
-            **special,
+            **{**special, **(variables or {})},
         )
         text.check_utf8("the chat template", "must make", rendered)
         return rendered

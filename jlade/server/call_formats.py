@@ -7,16 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jlade.constraints.special import MARK, special
-from jlade.generation import text as text_lib
-from jlade.generation.chat_template import ChatTemplate
+from jlade.constraints.special import MARK
+from jlade.server.examples import Examples, marked
 from jlade.server.fields import Body
-from jlade.server.thoughts import THOUGHTS
+from jlade.server.thoughts import Marks
 
 NAME, KEYS, TEXT, NUMBER = "probe", ("alpha", "beta"), "gamma", 7  # of the example
 ARGUMENTS: Body = dict(zip(KEYS, (TEXT, NUMBER), strict=True))
 TOOL: Body = {"name": NAME, "description": "-", "parameters": {"type": "object", "properties": {}}}
-QUESTION: Body = {"role": "user", "content": "-"}
 IDS = "00000000"  # begin the ids of the example
 # Models of Mistral may leave out the id of a call.
 ID = re.compile(rf'(, "id": "|\[CALL_ID\]){IDS}\d"?')
@@ -55,54 +53,43 @@ class Form:
     fields: Fields | None = None
 
     @classmethod
-    def of(cls, template: ChatTemplate, ends: Sequence[str]) -> "Form":
+    def of(cls, examples: Examples, marks: Marks) -> "Form":
         """Returns the form in which a template writes the calls of an earlier answer.
 
         Args:
-          template: of the model.
-          ends: texts that end an answer.
+          examples: of the template.
+          marks: around the other parts of its answers.
 
         Raises:
           ValueError: the template shows the model no tools, or writes calls in a form that is not supported.
         """
         tools = [{"type": "function", "function": TOOL}]
-        prompt = template.render([QUESTION], tools=tools)
+        prompt = examples.prompt(tools)
         if NAME not in prompt:
             raise ValueError("the model's chat template shows it no tools")
 
-        names = sorted(text_lib.special_names(template.tokenizer), key=len, reverse=True)
-        specials = re.compile("|".join(map(re.escape, names)) or "(?!)")
-
-        def answer(content: str, number: int = 0, arguments: Body = ARGUMENTS) -> str:
+        def answer(number: int, arguments: Body = ARGUMENTS) -> str:
             function = {"name": NAME, "arguments": arguments}
             calls = [{"id": f"{IDS}{i}", "type": "function", "function": function} for i in range(number)]
-            message = {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
-            written = template.render([QUESTION, message], False, tools=tools)
-            begin = prompt if written.startswith(prompt) else prompt.rstrip()
-            if not written.startswith(begin):
-                raise ValueError("the model's chat template begins an answer otherwise than its prompt ends")
-            written = written.removeprefix(begin)
-            cuts = [cut for end in ends if (cut := written.find(end)) >= 0]
-            written = ID.sub("", written[: min(cuts, default=None)].rstrip())
-            return specials.sub(lambda name: special(name[0]), written)
+            written = marks.answer(prompt, examples.conversation({"tool_calls": calls}, tools))
+            return marked(examples.template.tokenizer, ID.sub("", examples.whole(written)))
 
-        one = answer("", 1)
+        one = answer(1)
         try:
-            two = answer("", 2)
+            two = answer(2)
         except ValueError:  # it refuses more than one
             two = None
-        thoughts = THOUGHTS.match(one)
-        start = thoughts.end() if thoughts else 0
-        form = _in_json(one[start:], two) or _in_fields(one[start:], two, answer("", 1, {})[start:])
+        form = _in_json(one, two) or _in_fields(one, two, answer(1, {}))
         if form is None or NAME in str(form) or IDS in str(form):
             shown = one.replace(MARK, "")
             raise ValueError(
                 f"the model's chat template writes calls of tools in a form that is not supported: {shown!r}"
             )
-        if MARK in (plain := THOUGHTS.sub("", answer("-"))):
-            shown = plain.replace(MARK, "")
-            raise ValueError(f"the model's chat template writes answers with special tokens: {shown!r}")
         return form
+
+    def begins(self, before: str, name: str) -> list[str]:
+        """Returns the texts with which the calls of a function begin after `before`."""
+        return [f"{before}{name}{self.middle}{'{' if self.fields is None else ''}"]
 
     @property
     def trigger(self) -> str:

@@ -3,14 +3,14 @@
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jlade.constraints import plain
 from jlade.constraints.automaton import Automaton
 from jlade.constraints.grammar import MAX_BREAKS, Grammar
-from jlade.constraints.special import MARK
-from jlade.constraints.tags import Field
+from jlade.constraints.special import ID, MARK
+from jlade.constraints.tags import OF_IDS, Field
 from jlade.server.call_formats import Form
 from jlade.server.fields import Body
 from jlade.server.protocol import Completion
@@ -18,6 +18,8 @@ from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools, fields_of
 
 WHITESPACE = " \t\n\r"  # of JSON
+BREAKS = rf"\A\n{{0,{MAX_BREAKS}}}"  # between thoughts and a text of a grammar
+SPECIAL = re.compile(f"{MARK}[^{MARK}]*{MARK}")
 
 
 class Content(NamedTuple):
@@ -56,53 +58,81 @@ class Taken(NamedTuple):
 
 
 class AnswerReader:
-    """Reads an answer of a grammar of `Grammar.after` in pieces: what comes after the thoughts and the line breaks.
+    """Reads an answer in pieces: the thoughts with which it begins, and then the rest.
 
     Args:
-      end: of the thoughts.
+      thoughts: texts around them, as in `Tags.thoughts`.
+      rest: reads the text after them.
+      blanks: the pattern of the text between both.
     """
 
-    def __init__(self, end: str):
-        self._end, self._held = end, ""
-        self._has_ended = self._has_begun = False  # the thoughts, the answer
+    def __init__(self, thoughts: Thoughts, rest: "CallReader", blanks: str = r"\A\s*"):
+        self._thoughts, self._rest, self._blanks = thoughts, rest, re.compile(blanks)
+        self._held, self._end = "", ""  # of the thoughts that have begun
+        self._has_thought = False
+        self._read: Callable[[bool], Iterator[Part]] = self._read_beginning
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
-        """Takes a piece of the text and yields that of the answer."""
+        """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
         self._held += text
-        if not self._has_ended:
-            _, end, rest = self._held.partition(self._end)
-            self._has_ended = bool(end)
-            self._held = rest if end else self._held[1 - len(self._end) :]
-        if self._has_ended and not self._has_begun:
-            answer = re.sub(rf"\n{{0,{MAX_BREAKS}}}", "", self._held, count=1)
-            # Until the answer begins, line breaks may follow.
-            self._has_begun = bool(answer)
-            self._held = answer or self._held
-        if self._has_begun and self._held:
-            yield Content(self._held)
-            self._held = ""
+        yield from self._read(last)
+
+    def _read_beginning(self, last: bool) -> Iterator[Part]:
+        held = self._held.lstrip()
+        begun = next((pair for pair in self._thoughts if held.startswith(pair[0])), None)
+        if begun is not None:
+            begin, self._end = begun
+            self._held, self._read = held.removeprefix(begin), self._read_thought
+        elif last or not any(begin.startswith(held) for begin, _ in self._thoughts):
+            self._read = self._read_rest
+        else:
+            return
+        yield from self._read(last)
+
+    def _read_thought(self, last: bool) -> Iterator[Part]:
+        held = self._held if self._has_thought else self._held.lstrip()
+        thought, found, rest = held.partition(self._end)
+        length = len(thought) - (0 if found or last else _begun(thought, [self._end]))
+        if certain := thought[:length].rstrip():  # without the blanks that may be before the end
+            self._has_thought = True
+            yield Thought(_shown(certain))
+        self._held = rest if found else held[len(certain) :]
+        if found:
+            self._read = self._read_blanks
+            yield from self._read(last)
+
+    def _read_blanks(self, last: bool) -> Iterator[Part]:
+        rest = self._blanks.sub("", self._held, count=1)
+        if rest or last:
+            self._held, self._read = rest, self._read_rest
+            yield from self._read(last)
+
+    def _read_rest(self, last: bool) -> Iterator[Part]:
+        held, self._held = self._held, ""
+        yield from self._rest.feed(held, last)
 
 
 class CallReader:
-    """Reads an answer of a grammar of `Tools.grammar` in pieces. Its special tokens are written by `special`.
+    """Reads an answer after its thoughts in pieces. Its special tokens are written by `special`.
 
     Args:
-      form: of the calls.
+      form: of the calls; None for an answer without calls.
       tools: that the answer may use.
-      thoughts: as of `Tools.grammar`; calls there are none.
+      content: texts around the content, which are no part of it.
     """
 
-    def __init__(self, form: Form, tools: Tools, thoughts: Thoughts = ()):
-        self._form, self._tools = form, {tool.name: tool for tool in tools.tools}
-        self._brace = "{" if form.fields is None else ""  # without which a name may be the beginning of another
-        self._first, self._next = (
-            {} if text is None else {f"{text}{name}{form.middle}{self._brace}": name for name in self._tools}
-            for text in (form.opening, form.between and form.between.lstrip(WHITESPACE))
-        )
-        self._closing = form.closing.lstrip(WHITESPACE)
+    def __init__(self, form: Form | None = None, tools: Tools | None = None, content: tuple[str, str] = ("", "")):
+        self._form, self._content = form, content
+        self._tools = {} if tools is None else {tool.name: tool for tool in tools.tools}
+        self._first, self._next, self._closing = dict[str, str](), dict[str, str](), ""  # names by what begins a call
+        if form is not None:
+            self._first = {begin: name for name in self._tools for begin in form.begins(form.opening, name)}
+            self._closing = form.closing.lstrip(WHITESPACE)
+            if form.between is not None:
+                between = form.between.lstrip(WHITESPACE)
+                self._next = {begin: name for name in self._tools for begin in form.begins(between, name)}
         self._held = ""
         self._arguments: _JsonReader | _FieldReader = _JsonReader()
-        self._thoughts = thoughts
         self._read: Callable[[bool], Part | None] = self._read_beginning
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
@@ -116,12 +146,10 @@ class CallReader:
         taken, self._held = self._held[:length], self._held[length:]
         return taken
 
-    def _begin_call(self, begins: Mapping[str, str]) -> Called | None:
-        begin = next((begin for begin in begins if self._held.startswith(begin)), None)
-        if begin is None:
-            return None
-        name = begins[begin]
-        self._take(len(begin) - len(self._brace))
+    def _begin_call(self, name: str, length: int) -> Called:
+        assert self._form is not None
+        # A brace, without which a name could be the beginning of another, is part of the arguments.
+        self._take(length - (self._form.fields is None))
         if self._form.fields is None:
             self._arguments = _JsonReader()
         else:
@@ -130,30 +158,23 @@ class CallReader:
         return Called(name)
 
     def _read_beginning(self, last: bool) -> Part | None:
-        held = self._held.lstrip(WHITESPACE)
-        begun = [(begin, end) for begin, end in self._thoughts if held.startswith(begin)]
-        if not begun and not last and any(begin.startswith(held) for begin, _ in self._thoughts):
+        begin, held = self._content[0], self._held.lstrip()
+        if begin and not last and held != begin and begin.startswith(held):
             return None
-        self._read = functools.partial(self._read_thoughts, begun[0][1]) if begun else self._read_content
+        if begin and held.startswith(begin):
+            self._held = held.removeprefix(begin)
+        self._read = self._read_content
         return Content("")
 
-    def _read_thoughts(self, end: str, last: bool) -> Part | None:
-        _, found, rest = self._held.partition(end)
-        if found:
-            self._read = self._read_content
-        left = len(rest) if found else 0 if last else _begun(self._held, [end])
-        length = len(self._held) - left
-        return Content(self._take(length).replace(MARK, "")) if length else None
-
     def _read_content(self, last: bool) -> Part | None:
-        if (call := self._begin_call(self._first)) is not None:
-            return call
-        starts = [start for begin in self._first if (start := self._held.find(begin)) >= 0]
-        end = min(starts, default=len(self._held))
-        if not starts and not last:
-            end -= _begun(self._held, self._first)
-        # What begins a call and is cut off is no content where a special token begins it.
-        return Content(self._take(end).partition(MARK)[0]) if end else None
+        place, text, length = _find([*self._first, *filter(None, [self._content[1]])], self._held)
+        if place:
+            return Content(_shown(self._take(place)))
+        if text in self._first:
+            return self._begin_call(self._first[text], length)
+        if text or last:  # the end of the content, or what begins a call and is cut off
+            return Content(_shown(self._take(length or len(self._held)).partition(MARK)[0]))
+        return None
 
     def _read_arguments(self, last: bool) -> Part | None:
         taken = self._arguments.take(self._held)
@@ -166,13 +187,13 @@ class CallReader:
 
     def _read_end(self, last: bool) -> Part | None:
         self._held = self._held.lstrip(WHITESPACE)
-        if (call := self._begin_call(self._next)) is not None:
-            return call
-        may_go_on = any(begin.startswith(self._held) for begin in (*self._next, self._closing))
-        if may_go_on and not last:
+        place, begin, length = _find(self._next, self._held)
+        if place == 0 and begin:
+            return self._begin_call(self._next[begin], length)
+        if not last and (not place or self._closing.startswith(self._held)):
             return None
         self._take(len(self._closing) if self._held.startswith(self._closing) else len(self._held))
-        self._read = self._read_content
+        self._read = self._read_beginning
         return Content("")
 
 
@@ -259,11 +280,48 @@ def _begun(text: str, begins: Iterable[str]) -> int:
     return next((n for n in range(longest, 0, -1) if any(begin.startswith(text[-n:]) for begin in begins)), 0)
 
 
-def reader(completion: Completion) -> CallReader | AnswerReader | None:
+def _find(begins: Collection[str], text: str) -> tuple[int, str, int]:
+    """Returns the first place in a text where one of `begins` is or may be, that one, and the length of its text.
+
+    "" and 0 if more text decides; the place is the end of the text if none may be there.
+    """
+    firsts = {begin[0] for begin in begins}
+    for place, character in enumerate(text):
+        if character in firsts:
+            lengths = {begin: _length(begin, text, place) for begin in begins}
+            for begin, length in lengths.items():
+                if length:
+                    return place, begin, length
+            if None in lengths.values():
+                return place, "", 0
+    return len(text), "", 0
+
+
+def _length(begin: str, text: str, place: int) -> int | None:
+    """Returns the length of `begin` at a place of a text: 0 if it is not there, None if more text decides."""
+    end = place
+    for number, part in enumerate(begin.split(ID)):
+        while number and end < len(text) and text[end] in OF_IDS:
+            end += 1
+        if not text.startswith(part, end):
+            return None if part.startswith(text[end:]) else 0
+        end += len(part)
+    return end - place
+
+
+def _shown(text: str) -> str:
+    """Returns a text without special tokens."""
+    return SPECIAL.sub("", text).replace(MARK, "")
+
+
+def reader(completion: Completion) -> AnswerReader | None:
     """Returns the reader of an answer; None for one whose text is its content."""
-    if completion.tools is not None:
-        return CallReader(*completion.tools, completion.thoughts)
-    return None if completion.after is None else AnswerReader(completion.after)
+    if completion.after is not None:
+        return AnswerReader([("", completion.after)], CallReader(), BREAKS)
+    if completion.tools is None and not completion.thoughts and not any(completion.content):
+        return None
+    form, tools = completion.tools or (None, None)
+    return AnswerReader(completion.thoughts, CallReader(form, tools, completion.content))
 
 
 class Gathered(NamedTuple):

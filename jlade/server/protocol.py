@@ -17,9 +17,10 @@ from jlade.generation.text import Tokenizer
 from jlade.server import body_fields, kinds, structured, thoughts, tools
 from jlade.server.body_fields import Tables
 from jlade.server.call_formats import Form
+from jlade.server.examples import Examples
 from jlade.server.fields import Body, RequestError, refused, too_long
 from jlade.server.kinds import Kind
-from jlade.server.thoughts import Thoughts
+from jlade.server.thoughts import Marks, Thoughts
 from jlade.server.tools import Tools
 
 MAX_CHOICES = 128  # of a body, by default
@@ -75,6 +76,7 @@ class Completion:
       echo: the texts of the prompts if the response is to repeat them, else empty.
       tools: that an answer may use, None for none, and the form of their calls.
       thoughts: with which an answer may begin.
+      content: texts around the content of an answer, empty without them.
       grammar: that a field asks for, None for any text.
       after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
@@ -94,6 +96,7 @@ class Completion:
     echo: Sequence[str] = ()
     tools: tuple[Form, Tools] | None = None
     thoughts: Thoughts = ()
+    content: tuple[str, str] = ("", "")
     grammar: structured.GrammarField | None = None
     after: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -182,8 +185,10 @@ class BodyReader:
     def of_chat(self, values: Body, prompt: list[int], chosen: Tools | None, field: str) -> Completion:
         """Returns a chat; see `_completion`."""
         form = None if chosen is None else (self._form, chosen)
-        marks = thoughts.of(self.tokenizer, prompt)
-        return self._completion(values, [prompt], field, is_chat=True, tools=form, thoughts=marks)
+        marks = self._marks.after(self.tokenizer, prompt)
+        return self._completion(
+            values, [prompt], field, is_chat=True, tools=form, thoughts=marks.thoughts, content=marks.content
+        )
 
     def completion(self, body: Body) -> Completion:
         """Reads a body of `/v1/completions`."""
@@ -308,12 +313,23 @@ class BodyReader:
             raise too_long(name, amount, self.capacity)
 
     @functools.cached_property
+    def _examples(self) -> Examples | None:
+        """Answers as the chat template writes them."""
+        ends = [text_lib.token_name(self.tokenizer, token) for token in self.eos_ids]
+        return None if self.chat_template is None else Examples(self.chat_template, ends)
+
+    @functools.cached_property
+    def _marks(self) -> Marks:
+        """The marks of answers."""
+        return Marks() if self._examples is None else Marks.of(self._examples)
+
+    @functools.cached_property
     def _form(self) -> Form:
         """The form of calls of tools."""
-        if self.chat_template is None:
+        if self._examples is None:
             raise RequestError("the model has no chat template, which tools need", "tools")
         try:
-            return Form.of(self.chat_template, [text_lib.token_name(self.tokenizer, token) for token in self.eos_ids])
+            return Form.of(self._examples, self._marks)
         except ValueError as error:
             raise RequestError(str(error), "tools") from error
 
@@ -464,7 +480,9 @@ def _with_grammar_of(values: Body, completion: Completion) -> Completion:
         form, chosen = completion.tools
         if grammar is not None:
             raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-        grammar = structured.GrammarField("tools", functools.partial(chosen.grammar, form, completion.thoughts))
+        grammar = structured.GrammarField(
+            "tools", functools.partial(chosen.grammar, form, completion.thoughts, completion.content)
+        )
     elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
         grammar = grammar.after(after)
     return dataclasses.replace(completion, grammar=grammar, after=after)

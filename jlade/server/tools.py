@@ -49,12 +49,13 @@ class Tools:
     must_call: bool
     is_parallel: bool
 
-    def grammar(self, form: Form, thoughts: Thoughts = ()) -> Grammar:
+    def grammar(self, form: Form, thoughts: Thoughts = (), content: tuple[str, str] = ("", "")) -> Grammar:
         """Returns the grammar of the answer.
 
         Args:
           form: of the calls.
           thoughts: with which the answer may begin. If it has to call, it has only those that the prompt has begun.
+          content: texts that may be around other text than thoughts and calls.
 
         Raises:
           ValueError: the schema of a strict tool is wrong or not supported; names the tool.
@@ -68,6 +69,7 @@ class Tools:
                 triggers=() if self.must_call else (form.trigger,),
                 maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
+                content=content,
             )
         )
         end = end_of_begun(thoughts) if self.must_call else None

@@ -148,15 +148,22 @@ def test_a_structured_answer_comes_after_the_thought_that_the_prompt_begins(body
         assert message["content"] == streamed == ""
 
 
-def test_special_tokens_show_where_thoughts_end():
-    reader, text = thinking(""), "[THINK]hm[/THINK]hello[ARGS]"
-    message, streamed = written(reader, {"messages": QUESTION}, text)
-    assert message["content"] == streamed == "[THINK]hm[/THINK]hello"
-    body = {"messages": QUESTION, "tools": [tool("f")]}
-    automaton = reader.chat(body).grammar.grammar().automaton
-    assert automaton.accepts(encode(f"{special('[THINK]')}hm{special('[/THINK]')}hello"))
-    message, streamed = written(reader, body, "[THINK]hm[/THINK]hello")
-    assert message["content"] == streamed == "[THINK]hm[/THINK]hello"
+@pytest.mark.parametrize("tools", [[], [tool("f")]])
+@pytest.mark.parametrize(
+    ("begin", "text", "thought", "content"),
+    [
+        ("", "[THINK]\nhm\n[/THINK]\n hello[ARGS]", "hm", "hello"),
+        ("", " hello [THINK]", "", " hello "),
+        ("<think>\n", "hm < </\n\nhm\n</think>\n\nhello", "hm < </\n\nhm", "hello"),
+        ("<think>", "hm </thi", "hm </thi", ""),
+        ("<think>\n\n</think>", "<think>", "", "<think>"),
+    ],
+)
+def test_thoughts_are_a_field(tools, begin, text, thought, content):
+    reader, body = thinking(begin), {"messages": QUESTION, "tools": tools}
+    message, streamed = written(reader, body, text, "length")
+    assert message["content"] == streamed == content
+    assert message.get("reasoning_content", "") == message.get("reasoning", "") == thought
 
 
 def test_a_stop_string_within_a_call_that_the_limit_cuts_off_is_kept():
