@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import string
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jlade.constraints import automaton, json_schema, plain, special
 from jlade.constraints.automaton import Automaton, Expression, Repeat
@@ -17,7 +17,7 @@ from jlade.constraints.json_document import Schema
 
 ANYTHING = Repeat(special.OTHERS, 0, None)
 OF_IDS = string.ascii_letters + string.digits + "_-"
-ANY_ID = Repeat(automaton.choice(*map(automaton.literal, OF_IDS)), 1, 64)
+ANY_ID = Repeat(automaton.choice(*map(automaton.literal, OF_IDS)), 1, None)
 BLANKS = Repeat(automaton.choice(*map(automaton.literal, " \t\r\n")), 0, None)
 
 
@@ -28,6 +28,7 @@ class Field(NamedTuple):
     schema: Schema
     end: str
     is_required: bool
+    values: Sequence[Any] = plain.Values()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +82,8 @@ def parse(spec: Tags) -> Expression:
     block = automaton.sequence(*parts, _literal(spec.closing))
     if not spec.triggers:
         return block
-    other: Expression = _without(*spec.triggers, *filter(None, spec.content[1:]))
-    if any(spec.content):
+    other: Expression = _without(*spec.triggers)
+    if special.MARK in "".join(spec.content):  # which other text has not
         begin, end = map(_literal, spec.content)
         other = automaton.choice(other, automaton.sequence(BLANKS, begin, other, automaton.optional(end)))
     begins = [(automaton.sequence(BLANKS, _literal(begin)), end) for begin, end in spec.thoughts]
@@ -112,8 +113,8 @@ def _tag(begin: str, content: Schema | Sequence[Field], end: str) -> Expression:
 
 def _fields(fields: Sequence[Field]) -> Expression:
     parts = []
-    for begin, schema, end, is_required in fields:
-        part = automaton.sequence(_literal(begin), plain.parse(schema, end))
+    for begin, schema, end, is_required, values in fields:
+        part = automaton.sequence(_literal(begin), plain.parse(schema, end, values))
         parts.append(part if is_required else automaton.optional(part))
     return automaton.sequence(*parts)
 

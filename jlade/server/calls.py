@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools, fields_of
 
 WHITESPACE = " \t\n\r"  # of JSON
-BREAKS = rf"\A\n{{0,{MAX_BREAKS}}}"  # between thoughts and a text of a grammar
 SPECIAL = re.compile(f"{MARK}[^{MARK}]*{MARK}")
 
 
@@ -63,11 +63,13 @@ class AnswerReader:
     Args:
       thoughts: texts around them, as in `Tags.thoughts`.
       rest: reads the text after them.
-      blanks: the pattern of the text between both.
+      blanks: characters that may be between both; None for all blanks.
+      most: how many of these.
     """
 
-    def __init__(self, thoughts: Thoughts, rest: "CallReader", blanks: str = r"\A\s*"):
-        self._thoughts, self._rest, self._blanks = thoughts, rest, re.compile(blanks)
+    def __init__(self, thoughts: Thoughts, rest: "CallReader", blanks: str | None = None, most: int = sys.maxsize):
+        self._thoughts, self._rest, self._blanks, self._most = thoughts, rest, blanks, most
+        self._left = 0  # of the blanks, which come after thoughts alone
         self._held, self._end = "", ""  # of the thoughts that have begun
         self._has_thought = False
         self._read: Callable[[bool], Iterator[Part]] = self._read_beginning
@@ -98,18 +100,21 @@ class AnswerReader:
             yield Thought(_shown(certain))
         self._held = rest if found else held[len(certain) :]
         if found:
-            self._read = self._read_blanks
-            yield from self._read(last)
-
-    def _read_blanks(self, last: bool) -> Iterator[Part]:
-        rest = self._blanks.sub("", self._held, count=1)
-        if rest or last:
-            self._held, self._read = rest, self._read_rest
+            self._read, self._left = self._read_rest, self._most
             yield from self._read(last)
 
     def _read_rest(self, last: bool) -> Iterator[Part]:
         held, self._held = self._held, ""
-        yield from self._rest.feed(held, last)
+        for part in self._rest.feed(held, last):
+            if self._left and isinstance(part, Content):
+                length = len(part.text) - len(part.text.lstrip(self._blanks))
+                cut = min(length, self._left)
+                part = Content(part.text[cut:])
+                self._left = 0 if part.text else self._left - cut
+            else:
+                self._left = 0
+            if part != Content(""):
+                yield part
 
 
 class CallReader:
@@ -126,14 +131,17 @@ class CallReader:
         self._tools = {} if tools is None else {tool.name: tool for tool in tools.tools}
         self._first, self._next, self._closing = dict[str, str](), dict[str, str](), ""  # names by what begins a call
         if form is not None:
-            self._first = {begin: name for name in self._tools for begin in form.begins(form.opening, name)}
+            self._first = self._begins(form, form.opening)
             self._closing = form.closing.lstrip(WHITESPACE)
             if form.between is not None:
-                between = form.between.lstrip(WHITESPACE)
-                self._next = {begin: name for name in self._tools for begin in form.begins(between, name)}
+                self._next = self._begins(form, form.between.lstrip(WHITESPACE))
         self._held = ""
         self._arguments: _JsonReader | _FieldReader = _JsonReader()
         self._read: Callable[[bool], Part | None] = self._read_beginning
+
+    def _begins(self, form: Form, before: str) -> dict[str, str]:
+        brace = "{" if form.fields is None else ""  # without which a name could be the beginning of another
+        return {f"{begin}{brace}": name for name in self._tools for begin in form.begins(before, name)}
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
         """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
@@ -148,7 +156,7 @@ class CallReader:
 
     def _begin_call(self, name: str, length: int) -> Called:
         assert self._form is not None
-        # A brace, without which a name could be the beginning of another, is part of the arguments.
+        # A brace is part of the arguments.
         self._take(length - (self._form.fields is None))
         if self._form.fields is None:
             self._arguments = _JsonReader()
@@ -167,7 +175,7 @@ class CallReader:
         return Content("")
 
     def _read_content(self, last: bool) -> Part | None:
-        place, text, length = _find([*self._first, *filter(None, [self._content[1]])], self._held)
+        place, text, length = _find([*self._first, *filter(None, [self._content[1]])], self._held, last)
         if place:
             return Content(_shown(self._take(place)))
         if text in self._first:
@@ -187,7 +195,7 @@ class CallReader:
 
     def _read_end(self, last: bool) -> Part | None:
         self._held = self._held.lstrip(WHITESPACE)
-        place, begin, length = _find(self._next, self._held)
+        place, begin, length = _find(self._next, self._held, last)
         if place == 0 and begin:
             return self._begin_call(self._next[begin], length)
         if not last and (not place or self._closing.startswith(self._held)):
@@ -228,6 +236,7 @@ class _FieldReader:
 
     def __init__(self, fields: Mapping[str, Field]):
         self._fields = {field.begin: (name, field) for name, field in fields.items()}
+        self._values = next((plain.Values(*field.values) for field in fields.values()), plain.Values())
         self._read: Callable[[str], Taken | None] = self._read_begin
         self._before = "{"  # the next name
 
@@ -244,7 +253,7 @@ class _FieldReader:
         in_json = Grammar.json_schema(json.dumps(field.schema)).automaton
         opening = f"{self._before}{json.dumps(name, ensure_ascii=False)}: "
         self._before = ", "
-        if plain.are_strings(in_json):
+        if plain.are_strings(in_json) and not any(self._values.before) and not any(self._values.quotes):
             self._read, opening = functools.partial(self._read_string, plain.End.of(field.end)), f'{opening}"'
         else:
             self._read = functools.partial(self._read_value, plain.End.of(field.end), in_json)
@@ -265,7 +274,7 @@ class _FieldReader:
         if not length:
             return None
         self._read = self._read_begin
-        return Taken(length, plain.to_json(value, in_json))
+        return Taken(length, plain.to_json(value, in_json, self._values))
 
 
 def _value(held: str, end: plain.End) -> tuple[str, int]:
@@ -280,7 +289,7 @@ def _begun(text: str, begins: Iterable[str]) -> int:
     return next((n for n in range(longest, 0, -1) if any(begin.startswith(text[-n:]) for begin in begins)), 0)
 
 
-def _find(begins: Collection[str], text: str) -> tuple[int, str, int]:
+def _find(begins: Collection[str], text: str, last: bool) -> tuple[int, str, int]:
     """Returns the first place in a text where one of `begins` is or may be, that one, and the length of its text.
 
     "" and 0 if more text decides; the place is the end of the text if none may be there.
@@ -289,11 +298,12 @@ def _find(begins: Collection[str], text: str) -> tuple[int, str, int]:
     for place, character in enumerate(text):
         if character in firsts:
             lengths = {begin: _length(begin, text, place) for begin in begins}
-            for begin, length in lengths.items():
-                if length:
-                    return place, begin, length
-            if None in lengths.values():
+            is_open = None in lengths.values()
+            if is_open and not last:
                 return place, "", 0
+            length, begin = max((length or 0, begin) for begin, length in lengths.items())
+            if length or is_open:
+                return place, begin if length else "", length
     return len(text), "", 0
 
 
@@ -317,7 +327,7 @@ def _shown(text: str) -> str:
 def reader(completion: Completion) -> AnswerReader | None:
     """Returns the reader of an answer; None for one whose text is its content."""
     if completion.after is not None:
-        return AnswerReader([("", completion.after)], CallReader(), BREAKS)
+        return AnswerReader([("", completion.after)], CallReader(), "\n", MAX_BREAKS)
     if completion.tools is None and not completion.thoughts and not any(completion.content):
         return None
     form, tools = completion.tools or (None, None)

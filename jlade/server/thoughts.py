@@ -20,7 +20,7 @@ LONGEST = 64  # tokens of a mark and the blanks after it
 CONTENT, THOUGHT, NAME = "probed content", "probed thought", "probe"  # of the examples
 CALL: Body = {"id": "000000000", "type": "function", "function": {"name": NAME, "arguments": {}}}
 WITH_THOUGHTS: Mapping[str, Any] = {"enable_thinking": True, "thinking": True}  # variables of templates
-BETWEEN_MARKS = re.compile(r"(?<=>)(?=<)|\n")
+BETWEEN_MARKS = re.compile(r"(?<=[>\]])(?=[<\[])|\n")
 
 Thoughts = Sequence[tuple[str, str]]  # as `Tags.thoughts`
 

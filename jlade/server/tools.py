@@ -62,11 +62,11 @@ class Tools:
         """
         grammar = Grammar.tags(
             Tags(
-                [(tool.name + form.middle, _content(tool, form.fields), "") for tool in self.tools],
-                opening=form.opening,
+                [tag for tool in self.tools for tag in _tags(tool, form)],
+                opening=form.alone + form.opening if self.must_call else form.opening,
                 closing=form.closing,
                 between=form.between if self.is_parallel else None,
-                triggers=() if self.must_call else (form.trigger,),
+                triggers=() if self.must_call else form.triggers([tool.name for tool in self.tools]),
                 maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
                 content=content,
@@ -74,6 +74,13 @@ class Tools:
         )
         end = end_of_begun(thoughts) if self.must_call else None
         return grammar if end is None else grammar.after(end)
+
+
+def _tags(tool: Tool, form: Form) -> list[tuple[str, Schema | Sequence[Field], str]]:
+    """Returns the tags of the calls of a tool: that with arguments, and that without any if it is written otherwise."""
+    begin, *bare = form.begins("", tool.name)
+    others = () if tool.parameters.get("required") else bare
+    return [(begin, _content(tool, form.fields), ""), *((other, (), "") for other in others)]
 
 
 def _content(tool: Tool, form: Fields | None) -> Schema | Sequence[Field]:
@@ -96,7 +103,7 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
         if isinstance(schema, dict):
             schema, looser = definitions | schema, [{"type": schema.get("type", [])}, True]
         supported = _supported(tool, form, f"{name}: ", schema, *looser)
-        of_names[name] = Field(begin, supported, form.end, name in required)
+        of_names[name] = Field(begin, supported, form.end, name in required, form.values)
     return of_names
 
 

@@ -115,12 +115,17 @@ def form(name):
 
 
 def rendered(name, asked):
-    """Returns an answer with calls as the template writes it, with marks around special tokens."""
+    """Returns an answer with calls as a template writes it, with marks around special tokens."""
+    return rendered_by(TEMPLATES[name], asked)
+
+
+def rendered_by(written, asked):
+    """Returns the same of any template."""
     made = [
         {"id": f"{i:09}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, (name, arguments) in enumerate(asked)
     ]
-    template = json_chat.chat_template(TEMPLATES[name])
+    template = json_chat.chat_template(written)
     text = template.render([*QUESTION, {"role": "assistant", "content": "", "tool_calls": made}], False)
     text = text.removeprefix(template.render(QUESTION)).removesuffix(json_chat.END)
     return marked(re.sub(r', "id": "\d{9}"|\[CALL_ID\]\d{9}', "", text))
@@ -170,6 +175,50 @@ def read(asked, form, text, seed=None, thoughts=()):
         text = text[length:]
     thought, content, found = calls.gather([*parts, *reader.feed(text, last=True)])
     return thought, content, [(call["name"], call["arguments"]) for call in found]
+
+
+def fields(field):
+    return f"{{% for name, value in call.arguments | items %}}{field}{{% endfor %}}"
+
+
+OTHER_FORMS = {
+    "numbers": "<call>{{ call.name }}:{{ loop.index0 }} {{ call.arguments | tojson }}</call>",
+    "the name again": "{{ ' to=' + call.name }}[ARGS]<f {{ call.name }}>"
+    + fields("{{ '<p>' + name + '=' + (value if value is string else value | tojson) + '</p>\n' }}")
+    + "</f>",
+    "types": "<call {{ call.name }}>"
+    + fields("""<p {{ name }} {{ 'text' if value is string else 'other' }}>
+{{- value if value is string else value | tojson }}</p>""")
+    + "</call>",
+    "no arguments": "<call>{{ call.name + '\n' }}"
+    + fields("{{ '<p>' + name + '=' + (value if value is string else value | tojson) + '</p>\n' }}")
+    + "{{ '\n' if not call.arguments }}</call>",
+    "of Python": "<call>{{ call.name }}("
+    + fields("<p>{{ name }}: {{ '<![CDATA[' + value + ']]>' if value is string and '<' in value else value }}</p>")
+    + ")</call>",
+}
+ANY = tool("any", {"properties": {"value": {}}, "additionalProperties": False})
+NESTED = [("any", {"value": [{"a b": None, "c": "d'e\\\n", "f": "\"'"}, True, -1.5]}), ("any", {"value": False})]
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_other_forms_are_accepted_and_read(name):
+    template = (
+        HEAD
+        + "{% for item in message.tool_calls %}{% set call = item.function %}"
+        + OTHER_FORMS[name]
+        + "{% endfor %}"
+        + TAIL
+    )
+    form, asked = form_of(template), tools.read({"tools": [SHOP, SHOPS, ANY]})
+    assert form.between is not None
+    for made in (*CALLS, NESTED):
+        text = rendered_by(template, made)
+        assert accepts(asked.grammar(form), text), text
+        for seed in (None, 0, 3, 30):
+            thought, content, found = read(asked, form, text, seed)
+            assert (thought, content) == ("", "")
+            assert [(name, json.loads(arguments)) for name, arguments in found] == made
 
 
 ANSWERS = {
@@ -340,7 +389,6 @@ def test_thoughts_that_an_answer_begins(begin, end):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (TEMPLATES["qwen"].replace("value if value is string", "'|' + value if value is string"), "not supported"),
         (TEMPLATES["qwen"].replace("'assistant:'", "'assistant:\n\n>'"), "otherwise than its prompt ends"),
         (TEMPLATES["mistral 11"].replace("| tojson", "| items | list | string"), "in a form that is not supported"),
         ("{{ messages[0].content }}", "shows it no tools"),
