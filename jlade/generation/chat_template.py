@@ -10,6 +10,7 @@ import string
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
@@ -90,7 +91,7 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else list(tools),
-            **{**special, **(variables or {})},
+            **{**special, **_of_functions(tools), **(variables or {})},
         )
         text.check_utf8("the chat template", "must make", rendered)
         return rendered
@@ -100,6 +101,12 @@ class ChatTemplate:
         with errors_of("tokenizer cannot encode the conversation"):
             ids: list[int] = self.tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
+
+
+def _of_functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
+    """Returns the variables of templates that take functions as a text, and the time."""
+    functions = json.dumps([tool["function"] for tool in tools or ()], indent=4)
+    return {"functions": functions, "datetime": time.strftime("%Y-%m-%d %H:%M")}
 
 
 def _content(content: Any, in_parts: bool) -> Any:

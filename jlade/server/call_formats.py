@@ -61,6 +61,7 @@ class Form:
       fields: how arguments are written that are no object in JSON.
       bare: the text in place of `middle` where there are no arguments, if it is another.
       alone: the text before a block that has no content before it.
+      is_shown: whether the template shows the tools.
     """
 
     opening: str
@@ -70,6 +71,7 @@ class Form:
     fields: Fields | None = None
     bare: str | None = None
     alone: str = ""
+    is_shown: bool = True
 
     @classmethod
     def of(cls, examples: Examples, marks: Marks) -> "Form":
@@ -84,8 +86,7 @@ class Form:
         """
         tools, tokenizer = [{"type": "function", "function": TOOL}], examples.template.tokenizer
         prompt = examples.prompt(tools)
-        if NAME not in prompt:
-            raise ValueError("the model's chat template shows it no tools")
+        is_shown = NAME in prompt
 
         def answer(number: int = 1, arguments: Body = ARGUMENTS) -> str:
             function = {"name": NAME, "arguments": arguments}
@@ -93,16 +94,32 @@ class Form:
             written = marks.answer(prompt, examples.conversation({"tool_calls": calls}, tools))
             return marked(tokenizer, OPTIONAL_ID.sub("", examples.whole(written)))
 
-        form = _numbered(answer) or _form(answer)
+        named = (
+            dataclasses.replace(form, opening=marked(tokenizer, form.opening))
+            for text, form in NAMED.items()
+            if is_shown and text in examples.template.source(tools)
+        )
+        form = _numbered(answer) or _form(answer) or next(named, None)
+        if form is None and not is_shown:
+            raise ValueError("the model's chat template shows it no tools")
         if form is None or NAME in str(form) or IDS in str(form):
             shown = answer().replace(MARK, "")
             raise ValueError(
                 f"the model's chat template writes calls of tools in a form that is not supported: {shown!r}"
             )
+        form = dataclasses.replace(form, is_shown=is_shown)
         alone = marked(tokenizer, marks.content[0])
         if alone and form.opening.lstrip().startswith(alone):
             form = dataclasses.replace(form, opening=form.opening.lstrip().removeprefix(alone), alone=alone)
         return form
+
+    def example(self) -> str:
+        """Returns a call as the model is to write it."""
+        begin = self.begins(self.opening, "NAME")[0]
+        arguments = '{"ARGUMENT": VALUE}'
+        if self.fields is not None:
+            arguments = f"{self.fields.begin}ARGUMENT{self.fields.middle}VALUE{self.fields.end}"
+        return f"{begin}{arguments}{self.closing}".replace(MARK, "").replace(ID, "1")
 
     def begins(self, before: str, name: str) -> list[str]:
         """Returns the texts with which calls of a function begin after `before`: with and without arguments."""
@@ -118,6 +135,14 @@ class Form:
         if MARK in self.opening or MARK not in self.middle:
             return [opening]
         return [self.begins(self.opening, name)[0].partition(MARK)[0] + MARK for name in names]
+
+
+# Forms of which templates have no example, by texts of these.
+NAMED = {
+    "respond only with <|tool_call|> followed by a JSON list": Form(
+        '<|tool_call|>[{"name": "', '", "arguments": ', "}]", '}, {"name": "'
+    ),
+}
 
 
 def _form(answer: Answer) -> Form | None:

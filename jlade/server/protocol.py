@@ -385,6 +385,8 @@ class BodyReader:
         if self.chat_template is None:
             raise RequestError("the model has no chat template; use `/v1/completions`", field)
         given_tools = None if chosen is None else chosen.given
+        if chosen is not None and not self._form.is_shown:
+            messages = [{"role": "system", "content": chosen.shown(self._form)}, *messages]
         try:
             rendered = self.chat_template.render(
                 messages, add_generation_prompt, tools=given_tools, variables=variables

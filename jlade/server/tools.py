@@ -49,6 +49,11 @@ class Tools:
     must_call: bool
     is_parallel: bool
 
+    def shown(self, form: Form) -> str:
+        """Returns what a system message says of the tools, for a template that shows none."""
+        functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.given)
+        return f"You can call these functions:\n{functions}\n\nA call is written so:\n{form.example()}"
+
     def grammar(self, form: Form, thoughts: Thoughts = (), content: tuple[str, str] = ("", "")) -> Grammar:
         """Returns the grammar of the answer.
 

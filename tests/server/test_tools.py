@@ -221,6 +221,24 @@ def test_other_forms_are_accepted_and_read(name):
             assert [(name, json.loads(arguments)) for name, arguments in found] == made
 
 
+def test_tools_that_a_template_does_not_show_are_in_a_system_message():
+    template = json_chat.chat_template(TEMPLATES["qwen"].partition("{% endfor %}")[2])
+    reader = dataclasses.replace(json_chat.READER, chat_template=template, capacity=4096)
+    prompt = json_chat.TOKENIZER.decode(reader.chat({"messages": QUESTION, "tools": [SHOP]}).prompts[0])
+    assert prompt.startswith("system:")
+    assert '"name": "shop"' in prompt
+    assert "<tool_call>\n<function=NAME>\n<parameter=ARGUMENT>\nVALUE\n</parameter>\n</function>" in prompt
+
+
+def test_the_form_that_a_template_names():
+    named, text = (
+        "respond only with <|tool_call|> followed by a JSON list",
+        '<|tool_call|>[{"name": "shops", "arguments": {}}]',
+    )
+    template = f"{named} {{{{ tools | tojson }}}}{{% for each in messages %}}{{{{ each.content }}}}{{% endfor %}}"
+    assert read(tools.read({"tools": [SHOPS]}), form_of(template), text) == ("", "", [("shops", "{}")])
+
+
 ANSWERS = {
     "Yes.": ("", "Yes.", []),
     'a\n<tool_call>\n{"name": "f", "arguments": {"x": "}\\"{\\n</tool_call>"} }\n</tool_call>b\n<tool_call': (

@@ -80,6 +80,10 @@ def round_trip(examples: Examples, marks: Marks, form: Form, made: Sequence[Body
     conversation = examples.conversation({"tool_calls": made_calls}, TOOLS)
     written = examples.whole(marks.answer(examples.prompt(TOOLS), conversation))
     text = marked(examples.template.tokenizer, OPTIONAL_ID.sub("", written))
+    if not text and form.fields is None:  # the template writes no calls, and names their form
+        between = form.between or ""
+        one = [f"{name}{form.middle}{json.dumps(each)}" for name, each in zip(NAMES, made, strict=False)]
+        text = f"{form.opening}{between.join(one)}{form.closing}"
     begin, end = (marked(examples.template.tokenizer, part) for part in marks.content)
     for choice in ("auto", "required"):
         asked = tools.read({"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": True})
