@@ -30,14 +30,17 @@ class Values(NamedTuple):
     Attributes:
       before: texts before them, by their kinds, in the order of `KINDS`.
       words: those for true, false and null, alone.
-      is_python: whether lists and objects are literals of Python.
+      in_python: the kinds of which values are literals of Python: lists and objects.
       quotes: texts that may be around a string.
+      follows: texts of which one follows a value that has no end of its own: where another one comes, and where none
+        does. Strings have their quotes then.
     """
 
     before: Sequence[str] = ("",) * len(KINDS)
     words: Sequence[str] = WORDS
-    is_python: bool = False
+    in_python: Sequence[str] = ()
     quotes: Sequence[str] = ("", "")
+    follows: Sequence[str] = ()
 
 
 IN_JSON = Values()
@@ -76,6 +79,8 @@ def _parse(schema: str, end: str, values: str) -> Automaton:
     of_before: dict[str, Expression] = dict.fromkeys(spelled.before, NOTHING)
     for kind, before in zip(KINDS, spelled.before, strict=True):
         of_before[before] = automaton.choice(of_before[before], _of_kind(kind, in_json, spelled))
+    if spelled.follows:
+        return automaton.build(automaton.choice(*of_before.values()))
     parts = [
         automaton.sequence(automaton.literal(special.encode(before)), _before_end(automaton.build(value), end))
         for before, value in of_before.items()
@@ -101,13 +106,19 @@ def _before_end(value: Automaton, end: str) -> Expression:
 def _of_kind(kind: str, in_json: Automaton, values: Values) -> Expression:
     """Returns the values of one kind as they are written."""
     if kind == "string":
-        strings, (begin, end) = _strings(in_json), map(automaton.literal, values.quotes)
+        strings, (begin, end) = _strings(in_json), [automaton.literal(special.encode(each)) for each in values.quotes]
+        if values.follows:
+            ends = automaton.choice(*(automaton.literal(values.quotes[1] + each) for each in values.follows))
+            anything = Repeat(special.OTHERS, 0, None)
+            return automaton.sequence(
+                begin, automaton.difference(strings, automaton.sequence(anything, ends, anything)), end
+            )
         return automaton.choice(strings, automaton.sequence(begin, strings, end)) if any(values.quotes) else strings
     if kind in ("boolean", "null"):
         words = zip(WORDS, values.words, strict=True)
         own = [word for name, word in words if name[0].encode() in KINDS[kind] and in_json.accepts(name.encode())]
         return automaton.choice(NOTHING, *map(automaton.literal, own))
-    if values.is_python and kind != "number":
+    if kind in values.in_python:
         return _in_python(in_json, KINDS[kind])
     return _beginning(in_json, KINDS[kind])
 
@@ -119,6 +130,25 @@ def _may_have(values: Automaton, text: bytes) -> bool:
         states = np.unique(values.next_state[states, values.class_of_byte[byte]])
         states = states[states != DEAD]
     return len(states) > 0
+
+
+def length_before(text: str, values: Values) -> int:
+    """Returns the length of the value with which a text begins; 0 while none of `follows` follows one."""
+    begin, end = values.quotes
+    if text.startswith(begin):
+        ends = [text.find(end + each, len(begin)) for each in values.follows]
+        return min((place + len(end) for place in ends if place >= 0), default=0)
+    depth, quote = 0, ""
+    for place, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote and text[place - 1] != "\\" else quote
+        elif not depth and text.startswith(tuple(values.follows), place):
+            return place
+        elif character in "'\"":
+            quote = character
+        else:
+            depth += (character in "[{") - (character in "]}")
+    return 0
 
 
 def are_strings(in_json: Automaton) -> bool:
@@ -133,7 +163,7 @@ def to_json(text: str, in_json: Automaton, values: Values = IN_JSON) -> str:
     text = text.removeprefix(before)
     is_string = before == values.before[0] and before not in values.before[1:]
     written = dict(zip(values.words, WORDS, strict=True)).get(text, text)
-    if values.is_python and text.startswith(("[", "{")):
+    if values.in_python and text.startswith(("[", "{")):
         with contextlib.suppress(ValueError, SyntaxError):
             written = json.dumps(ast.literal_eval(text), ensure_ascii=False)
     if not is_string and not written.startswith('"') and in_json.accepts(written.encode()):
@@ -209,6 +239,12 @@ def _in_python(in_json: Automaton, first: bytes) -> Automaton:
     start = np.where(np.isin(np.arange(256), list(first)), rows[0], DEAD)
     is_final = np.concatenate([in_json.is_final, np.zeros(len(rows) - len(states), bool)])
     return _from(start, rows, is_final, 0)
+
+
+def after(whole: Automaton, begin: bytes) -> Automaton:
+    """Returns the texts that may follow the beginning of a text of an automaton that does not count."""
+    by_byte, state = whole.next_state[:, whole.class_of_byte], whole.run(begin)
+    return _from(by_byte[state], by_byte, np.array(whole.is_final), state)
 
 
 def _from(first: np.ndarray, by_byte: np.ndarray, is_final: np.ndarray, begin: int) -> Automaton:

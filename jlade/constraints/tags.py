@@ -112,11 +112,23 @@ def _tag(begin: str, content: Schema | Sequence[Field], end: str) -> Expression:
 
 
 def _fields(fields: Sequence[Field]) -> Expression:
+    if fields and (follows := plain.Values(*fields[0][4]).follows):
+        return _joined(fields, follows[0])
     parts = []
     for begin, schema, end, is_required, values in fields:
         part = automaton.sequence(_literal(begin), plain.parse(schema, end, values))
         parts.append(part if is_required else automaton.optional(part))
     return automaton.sequence(*parts)
+
+
+def _joined(fields: Sequence[Field], separator: str) -> Expression:
+    """Returns fields with a separator between two of those that are there."""
+    parts = []
+    for begin, schema, end, is_required, values in fields:
+        part = automaton.sequence(_literal(separator + begin), plain.parse(schema, end, values))
+        parts.append(part if is_required else automaton.optional(part))
+    joined = plain.after(automaton.build(automaton.sequence(*parts)), separator.encode())
+    return joined if any(field[3] for field in fields) else automaton.optional(joined)
 
 
 def _literal(text: str) -> Expression:

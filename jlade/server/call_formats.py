@@ -95,7 +95,7 @@ class Form:
             return marked(tokenizer, OPTIONAL_ID.sub("", examples.whole(written)))
 
         named = (
-            dataclasses.replace(form, opening=marked(tokenizer, form.opening))
+            dataclasses.replace(form, opening=marked(tokenizer, form.opening), closing=marked(tokenizer, form.closing))
             for text, form in NAMED.items()
             if is_shown and text in examples.template.source(tools)
         )
@@ -138,10 +138,14 @@ class Form:
 
 
 # Forms of which templates have no example, by texts of these.
+IN_PYTHON = Values(
+    words=("True", "False", "None"), in_python=("list", "object"), quotes=('"', '"'), follows=(", ", ")")
+)
 NAMED = {
     "respond only with <|tool_call|> followed by a JSON list": Form(
         '<|tool_call|>[{"name": "', '", "arguments": ', "}]", '}, {"name": "'
     ),
+    "List of tools: ": Form("<|tool_call_start|>[", "(", ")]<|tool_call_end|>", "), ", Fields("", "=", "", IN_PYTHON)),
 }
 
 
@@ -194,7 +198,9 @@ def _in_fields(answer: Answer) -> Form | None:
     end = _common_beginning([call["after"], rest, rest if between is None else between])
     begin = call["after"].removeprefix(end)
     opening, middle, closing = one[: call.start()], call["before"].removesuffix(begin), rest.removeprefix(end)
-    if not (end and begin and closing) or KEYS[0] in end:
+    if not end:
+        return _joined(answer, call, rest, between)
+    if not (begin and closing) or KEYS[0] in end:
         return None
     between = None if between is None else between.removeprefix(end)
 
@@ -208,6 +214,23 @@ def _in_fields(answer: Answer) -> Form | None:
     middle = middle.replace(NAME, AGAIN)
     bare = bare.replace(NAME, AGAIN)
     return Form(opening, middle, closing, between, Fields(begin, before, end, values), None if bare == middle else bare)
+
+
+def _joined(answer: Answer, call: re.Match[str], rest: str, between: str | None) -> Form | None:
+    """Returns the form of fields that have a text between two of them, and no end."""
+    one = answer()
+    opening, middle, of_number = one[: call.start()], call["before"], call["of_number"]
+
+    def written(value: Any) -> str:
+        return answer(1, {KEYS[0]: TEXT, KEYS[1]: value})[call.start("of_number") :].removesuffix(rest)
+
+    quote, _, unquote = written(TEXT).removeprefix(of_number).partition(TEXT)
+    separator = call["after"].removeprefix(unquote)
+    if not (quote and unquote and separator and rest) or answer(1, {}) != f"{opening}{NAME}{middle}{rest}":
+        return None
+    _, values = _values(of_number, of_number, written)
+    values = values._replace(quotes=(quote, unquote), follows=(separator, rest[0]))
+    return Form(opening, middle, rest, between, Fields("", of_number, "", values))
 
 
 def _values(of_string: str, of_number: str, written: Callable[[Any], str]) -> tuple[str, Values]:
@@ -228,7 +251,7 @@ def _values(of_string: str, of_number: str, written: Callable[[Any], str]) -> tu
     return common, Values(
         before=tuple(before[kind].removeprefix(common) for kind in KINDS),
         words=words,
-        is_python=spelled["list"] == OTHERS["list"][2],
+        in_python=tuple(kind for kind in ("list", "object") if spelled[kind] == OTHERS[kind][2]),
         quotes=(quote, unquote),
     )
 

@@ -245,9 +245,10 @@ class _FieldReader:
         return self._read(held)
 
     def _read_begin(self, held: str) -> Taken | None:
-        begin = next((begin for begin in self._fields if held.startswith(begin)), None)
+        separator = "" if self._before == "{" or not self._values.follows else self._values.follows[0]
+        begin = next((begin for begin in self._fields if held.startswith(separator + begin)), None)
         if begin is None:
-            may_begin = any(begin.startswith(held) for begin in self._fields)
+            may_begin = any((separator + begin).startswith(held) for begin in self._fields)
             return None if may_begin else Taken(0, "{}" if self._before == "{" else "}", is_last=True)
         name, field = self._fields[begin]
         in_json = Grammar.json_schema(json.dumps(field.schema)).automaton
@@ -257,7 +258,7 @@ class _FieldReader:
             self._read, opening = functools.partial(self._read_string, plain.End.of(field.end)), f'{opening}"'
         else:
             self._read = functools.partial(self._read_value, plain.End.of(field.end), in_json)
-        return Taken(len(begin), opening)
+        return Taken(len(separator + begin), opening)
 
     def _read_string(self, end: plain.End, held: str) -> Taken | None:
         value, length = _value(held, end)
@@ -270,7 +271,11 @@ class _FieldReader:
         return Taken(length, f'{escaped}"')
 
     def _read_value(self, end: plain.End, in_json: Automaton, held: str) -> Taken | None:
-        value, length = _value(held, end)
+        if self._values.follows:
+            length = plain.length_before(held, self._values)
+            value = held[:length]
+        else:
+            value, length = _value(held, end)
         if not length:
             return None
         self._read = self._read_begin

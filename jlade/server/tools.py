@@ -114,20 +114,19 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
 
 def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *looser: Schema) -> Schema:
     """Returns the schema, or the first looser one that has a grammar if it has none and the tool is not strict."""
-    end = None if form is None else form.end
-    if reason := _refusal(json.dumps(schema), end):
+    if reason := _refusal(json.dumps(schema), form):
         _lose(tool, path + reason)
-        return next(other for other in looser if not _refusal(json.dumps(other), end))
+        return next(other for other in looser if not _refusal(json.dumps(other), form))
     return schema
 
 
 @functools.lru_cache(maxsize=1024)
-def _refusal(schema: str, end: str | None) -> str | None:
-    """Returns why a schema has no grammar, None if it has one: in JSON, or in plain text before `end`."""
+def _refusal(schema: str, form: Fields | None) -> str | None:
+    """Returns why a schema has no grammar, None if it has one: in JSON, or as a field."""
     try:
         Grammar.json_schema(schema)
-        if end is not None:
-            plain.parse(json.loads(schema), end)
+        if form is not None:
+            plain.parse(json.loads(schema), form.end, form.values)
     except (ValueError, RecursionError) as error:
         return str(error)
     return None

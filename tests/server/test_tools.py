@@ -196,6 +196,9 @@ OTHER_FORMS = {
     "of Python": "<call>{{ call.name }}("
     + fields("<p>{{ name }}: {{ '<![CDATA[' + value + ']]>' if value is string and '<' in value else value }}</p>")
     + ")</call>",
+    "joined": "<call>{{ call.name }}("
+    + fields("{{ ', ' if not loop.first }}{{ name }}={{ '$' + value + '$' if value is string else value }}")
+    + ")</call>",
 }
 ANY = tool("any", {"properties": {"value": {}}, "additionalProperties": False})
 NESTED = [("any", {"value": [{"a b": None, "c": "d'e\\\n", "f": "\"'"}, True, -1.5]}), ("any", {"value": False})]

@@ -80,7 +80,9 @@ def round_trip(examples: Examples, marks: Marks, form: Form, made: Sequence[Body
     conversation = examples.conversation({"tool_calls": made_calls}, TOOLS)
     written = examples.whole(marks.answer(examples.prompt(TOOLS), conversation))
     text = marked(examples.template.tokenizer, OPTIONAL_ID.sub("", written))
-    if not text and form.fields is None:  # the template writes no calls, and names their form
+    if not text and form.fields is not None:
+        return ""
+    if not text:  # the template writes no calls, and names their form
         between = form.between or ""
         one = [f"{name}{form.middle}{json.dumps(each)}" for name, each in zip(NAMES, made, strict=False)]
         text = f"{form.opening}{between.join(one)}{form.closing}"
