@@ -31,6 +31,7 @@ class Values(NamedTuple):
       before: texts before them, by their kinds, in the order of `KINDS`.
       words: those for true, false and null, alone.
       in_python: the kinds of which values are literals of Python: lists and objects.
+      in_quotes: the kinds of which values have strings in `quotes`, names of fields without any, and no blanks.
       quotes: texts that may be around a string.
       follows: texts of which one follows a value that has no end of its own: where another one comes, and where none
         does. Strings have their quotes then.
@@ -39,11 +40,13 @@ class Values(NamedTuple):
     before: Sequence[str] = ("",) * len(KINDS)
     words: Sequence[str] = WORDS
     in_python: Sequence[str] = ()
+    in_quotes: Sequence[str] = ()
     quotes: Sequence[str] = ("", "")
     follows: Sequence[str] = ()
 
 
 IN_JSON = Values()
+STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""  # of Python
 
 
 class End(NamedTuple):
@@ -118,6 +121,8 @@ def _of_kind(kind: str, in_json: Automaton, values: Values) -> Expression:
         words = zip(WORDS, values.words, strict=True)
         own = [word for name, word in words if name[0].encode() in KINDS[kind] and in_json.accepts(name.encode())]
         return automaton.choice(NOTHING, *map(automaton.literal, own))
+    if kind in values.in_quotes:
+        return _in_quotes(in_json, KINDS[kind], values)
     if kind in values.in_python:
         return _in_python(in_json, KINDS[kind])
     return _beginning(in_json, KINDS[kind])
@@ -138,16 +143,20 @@ def length_before(text: str, values: Values) -> int:
     if text.startswith(begin):
         ends = [text.find(end + each, len(begin)) for each in values.follows]
         return min((place + len(end) for place in ends if place >= 0), default=0)
-    depth, quote = 0, ""
-    for place, character in enumerate(text):
-        if quote:
-            quote = "" if character == quote and text[place - 1] != "\\" else quote
-        elif not depth and text.startswith(tuple(values.follows), place):
+    string = re.compile(rf"{re.escape(begin)}.*?{re.escape(end)}" if values.in_quotes else STRING, re.DOTALL)
+    quotes = (begin,) if values.in_quotes else ("'", '"')
+    depth = place = 0
+    while place < len(text):
+        character = text[place]
+        if text.startswith(quotes, place):
+            if (found := string.match(text, place)) is None:
+                return 0
+            place = found.end()
+            continue
+        if not depth and text.startswith(tuple(values.follows), place):
             return place
-        elif character in "'\"":
-            quote = character
-        else:
-            depth += (character in "[{") - (character in "]}")
+        depth += (character in "[{") - (character in "]}")
+        place += 1
     return 0
 
 
@@ -163,6 +172,18 @@ def to_json(text: str, in_json: Automaton, values: Values = IN_JSON) -> str:
     text = text.removeprefix(before)
     is_string = before == values.before[0] and before not in values.before[1:]
     written = dict(zip(values.words, WORDS, strict=True)).get(text, text)
+    if values.in_quotes and text.startswith(("[", "{")):
+        begin, end = map(re.escape, values.quotes)
+        words = {word: name for name, word in zip(WORDS, values.words, strict=True)}
+        pattern = (
+            rf"{begin}(?P<string>.*?){end}|(?<=[{{,])(?P<name>[^\[\]{{}},:]+)(?=:)|\b(?P<word>{'|'.join(words)})\b"
+        )
+
+        def in_json_of(match: re.Match[str]) -> str:
+            string = match["string"] if match["name"] is None else match["name"]
+            return words[match["word"]] if match["word"] else json.dumps(string, ensure_ascii=False)
+
+        written = re.sub(pattern, in_json_of, text, flags=re.DOTALL)
     if values.in_python and text.startswith(("[", "{")):
         with contextlib.suppress(ValueError, SyntaxError):
             written = json.dumps(ast.literal_eval(text), ensure_ascii=False)
@@ -235,6 +256,53 @@ def _in_python(in_json: Automaton, first: bytes) -> Automaton:
         move(mode, "\\", mode + 2, "")
         for escaped, spelled in (("\\", "\\\\"), ("n", "\\n"), ("r", "\\r"), ("t", "\\t"), ("'", "'"), ('"', '\\"')):
             move(mode + 2, escaped, mode, spelled)
+    rows = table.reshape(-1, 256)
+    start = np.where(np.isin(np.arange(256), list(first)), rows[0], DEAD)
+    is_final = np.concatenate([in_json.is_final, np.zeros(len(rows) - len(states), bool)])
+    return _from(start, rows, is_final, 0)
+
+
+def _in_quotes(in_json: Automaton, first: bytes, values: Values) -> Automaton:
+    """Returns the values that begin with one of some bytes with strings in quotes, and names of fields without."""
+    by_byte = in_json.next_state[:, in_json.class_of_byte]
+    states = np.arange(len(by_byte))
+    begin, end, null = map(special.encode, (*values.quotes, values.words[2]))
+    # A state of JSON becomes one of each mode: outside of strings, in a string, in a name, and within quotes and null.
+    outside, in_string, in_name, within = range(4)
+    table = np.full((within + len(begin + end + null), len(states), 256), DEAD)
+
+    def move(mode: int, byte: int, to: int, spelled: bytes) -> None:
+        """Makes a byte lead to the state after its text in JSON."""
+        state = states
+        for each in spelled:
+            state = np.where(state == DEAD, DEAD, by_byte[state, each])
+        alive = state != DEAD
+        table[mode, alive, byte] = to * len(states) + state[alive]
+
+    for byte in range(256):
+        if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_$"):
+            move(outside, byte, in_name, b'"' + bytes([byte]))
+        if byte not in b":[]{},":
+            move(in_name, byte, in_name, json.dumps(chr(byte))[1:-1].encode() if byte < 128 else bytes([byte]))
+        if byte not in (begin[0], end[0]):
+            move(in_string, byte, in_string, json.dumps(chr(byte))[1:-1].encode() if byte < 128 else bytes([byte]))
+    for byte in b"[]{}:,-+.0123456789eEtrufals":
+        move(outside, byte, outside, bytes([byte]))
+    move(in_name, ord(":"), outside, b'":')
+    for text, mode, to, spelled in (
+        (begin, outside, in_string, b'"'),
+        (end, in_string, outside, b'"'),
+        (null, outside, outside, b"null"),
+    ):
+        for number, byte in enumerate(text):
+            is_last = number == len(text) - 1
+            move(
+                within + number if number else mode,
+                byte,
+                to if is_last else within + number + 1,
+                b"" if number else spelled,
+            )
+        within += len(text)
     rows = table.reshape(-1, 256)
     start = np.where(np.isin(np.arange(256), list(first)), rows[0], DEAD)
     is_final = np.concatenate([in_json.is_final, np.zeros(len(rows) - len(states), bool)])

@@ -45,6 +45,7 @@ class Fields(NamedTuple):
     middle: str
     end: str
     values: Values = Values()
+    is_sorted: bool = False  # by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,8 +230,14 @@ def _joined(answer: Answer, call: re.Match[str], rest: str, between: str | None)
     if not (quote and unquote and separator and rest) or answer(1, {}) != f"{opening}{NAME}{middle}{rest}":
         return None
     _, values = _values(of_number, of_number, written)
-    values = values._replace(quotes=(quote, unquote), follows=(separator, rest[0]))
-    return Form(opening, middle, rest, between, Fields("", of_number, "", values))
+    in_quotes = {"list": (["x"], f"[{quote}x{unquote}]"), "object": ({"a": True}, "{a:true}")}
+    values = values._replace(
+        quotes=(quote, unquote),
+        in_quotes=tuple(kind for kind, (value, text) in in_quotes.items() if written(value) == of_number + text),
+        follows=(separator, rest[0]),
+    )
+    is_sorted = answer(1, dict(reversed(ARGUMENTS.items()))) == one
+    return Form(opening, middle, rest, between, Fields("", of_number, "", values, is_sorted))
 
 
 def _values(of_string: str, of_number: str, written: Callable[[Any], str]) -> tuple[str, Values]:

@@ -102,7 +102,10 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
     properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
     definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
     of_names = {}
-    for name, schema in (properties | {name: True for name in required if name not in properties}).items():
+    declared = properties | {name: True for name in required if name not in properties}
+    for name, schema in (
+        sorted(declared.items(), key=lambda item: item[0].lower()) if form.is_sorted else declared.items()
+    ):
         begin = form.begin + kinds.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
         if isinstance(schema, dict):

@@ -199,6 +199,12 @@ OTHER_FORMS = {
     "joined": "<call>{{ call.name }}("
     + fields("{{ ', ' if not loop.first }}{{ name }}={{ '$' + value + '$' if value is string else value }}")
     + ")</call>",
+    "in quotes": """{% macro written(value) %}{% if value is string %}${{ value }}${% elif value is mapping %}{{ '{' }}
+{%- for name, each in value | items %}{{ ',' if not loop.first }}{{ name }}:{{ written(each) }}{% endfor %}{{ '}' }}
+{%- elif value is sequence %}[{% for each in value %}{{ ',' if not loop.first }}{{ written(each) }}{% endfor %}]
+{%- else %}{{ value | tojson }}{% endif %}{% endmacro %}{{ '<call>' + call.name + '{' }}"""
+    + fields("{{ ',' if not loop.first }}{{ name }}:{{ written(value) }}")
+    + "{{ '}</call>' }}",
 }
 ANY = tool("any", {"properties": {"value": {}}, "additionalProperties": False})
 NESTED = [("any", {"value": [{"a b": None, "c": "d'e\\\n", "f": "\"'"}, True, -1.5]}), ("any", {"value": False})]
