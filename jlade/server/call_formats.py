@@ -233,7 +233,11 @@ def _joined(answer: Answer, call: re.Match[str], rest: str, between: str | None)
     in_quotes = {"list": (["x"], f"[{quote}x{unquote}]"), "object": ({"a": True}, "{a:true}")}
     values = values._replace(
         quotes=(quote, unquote),
-        in_quotes=tuple(kind for kind, (value, text) in in_quotes.items() if written(value) == of_number + text),
+        in_quotes=tuple(
+            kind
+            for kind, (value, text) in in_quotes.items()
+            if kind not in values.in_python and written(value) == of_number + text
+        ),
         follows=(separator, rest[0]),
     )
     is_sorted = answer(1, dict(reversed(ARGUMENTS.items()))) == one
