@@ -201,7 +201,7 @@ def _in_fields(answer: Answer) -> Form | None:
     opening, middle, closing = one[: call.start()], call["before"].removesuffix(begin), rest.removeprefix(end)
     if not end:
         return _joined(answer, call, rest, between)
-    if not (begin and closing) or KEYS[0] in end:
+    if not (begin and closing) or KEYS[0] in call["after"]:
         return None
     between = None if between is None else between.removeprefix(end)
 
