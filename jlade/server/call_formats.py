@@ -100,7 +100,12 @@ class Form:
             for text, form in NAMED.items()
             if is_shown and text in examples.template.source(tools)
         )
-        form = _numbered(answer) or _form(answer) or next(named, None)
+        try:
+            form = _numbered(answer) or _form(answer) or next(named, None)
+        except ValueError:  # no example can be read
+            if is_shown:
+                raise
+            form = None
         if form is None and not is_shown:
             raise ValueError("the model's chat template shows it no tools")
         if form is None or NAME in str(form) or IDS in str(form):
