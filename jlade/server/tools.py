@@ -53,25 +53,32 @@ class Tools:
     must_call: bool
     is_parallel: bool
 
-    def grammar(self, form: Form, thoughts: Thoughts = ()) -> Grammar:
+    def shown(self, form: Form) -> str:
+        """Returns what a system message says of the tools, for a template that shows none."""
+        functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.given)
+        return f"You can call these functions:\n{functions}\n\nA call is written so:\n{form.example()}"
+
+    def grammar(self, form: Form, thoughts: Thoughts = (), content: tuple[str, str] = ("", "")) -> Grammar:
         """Returns the grammar of the answer.
 
         Args:
           form: of the calls.
           thoughts: with which the answer may begin. If it has to call, it has only those that the prompt has begun.
+          content: texts that may be around other text than thoughts and calls.
 
         Raises:
           ValueError: the schema of a strict tool is wrong or not supported; names the tool.
         """
         grammar = Grammar.tags(
             Tags(
-                [(tool.name + form.middle, _content(tool, form.fields), "") for tool in self.tools],
-                opening=form.opening,
+                [tag for tool in self.tools for tag in _tags(tool, form)],
+                opening=form.alone + form.opening if self.must_call else form.opening,
                 closing=form.closing,
                 between=form.between if self.is_parallel else None,
-                triggers=() if self.must_call else (form.trigger,),
+                triggers=() if self.must_call else form.triggers([tool.name for tool in self.tools]),
                 maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
+                content=content,
             ),
             is_checked=False,
         )
@@ -126,7 +133,16 @@ def _num_states(tool: Tool, form: Fields | None) -> int:
     """Returns the number of states of a tool's arguments."""
     if form is None:
         return len(Grammar.json_schema(json.dumps(_content(tool, form))).automaton.is_final)
-    return sum(len(plain.parse(field.schema, field.end).is_final) for field in fields_of(tool, form).values())
+    return sum(
+        len(plain.parse(field.schema, field.end, field.values).is_final) for field in fields_of(tool, form).values()
+    )
+
+
+def _tags(tool: Tool, form: Form) -> list[tuple[str, Schema | Sequence[Field], str]]:
+    """Returns the tags of the calls of a tool: that with arguments, and that without any if it is written otherwise."""
+    begin, *bare = form.begins("", tool.name)
+    others = () if tool.parameters.get("required") else bare
+    return [(begin, _content(tool, form.fields), ""), *((other, (), "") for other in others)]
 
 
 def _content(tool: Tool, form: Fields | None) -> Schema | Sequence[Field]:
@@ -143,37 +159,39 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
     required = tool.parameters.get("required", [])
     definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
     of_names = {}
-    for name, schema in _properties(tool).items():
+    declared = _properties(tool)
+    for name, schema in (
+        sorted(declared.items(), key=lambda item: item[0].lower()) if form.is_sorted else declared.items()
+    ):
         begin = form.begin + kinds.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
         if isinstance(schema, dict):
             schema, looser = definitions | schema, [{"type": schema.get("type", [])}, True]
         supported = _supported(tool, form, f"{name}: ", schema, *looser)
-        of_names[name] = Field(begin, supported, form.end, name in required)
+        of_names[name] = Field(begin, supported, form.end, name in required, form.values)
     return of_names
 
 
 def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *looser: Schema) -> Schema:
     """Returns the schema, or the first looser one that has a grammar if it has none and the tool is not strict."""
-    end = None if form is None else form.end
-    if reason := _refusal(json.dumps(schema), end):
+    if reason := _refusal(json.dumps(schema), form):
         reasons: list[str] = []
         with contextlib.suppress(ValueError):
             schema, reasons = loosened(schema)
             looser = (schema, *looser)
         for each in reasons or [reason]:
             _lose(tool, path + each)
-        return next(other for other in looser if not _refusal(json.dumps(other), end))
+        return next(other for other in looser if not _refusal(json.dumps(other), form))
     return schema
 
 
 @functools.lru_cache(maxsize=1024)
-def _refusal(schema: str, end: str | None) -> str | None:
-    """Returns why a schema has no grammar, None if it has one: in JSON, or in plain text before `end`."""
+def _refusal(schema: str, form: Fields | None) -> str | None:
+    """Returns why a schema has no grammar, None if it has one: in JSON, or as a field."""
     try:
         Grammar.json_schema(schema)
-        if end is not None:
-            plain.parse(json.loads(schema), end)
+        if form is not None:
+            plain.parse(json.loads(schema), form.end, form.values)
     except (ValueError, RecursionError) as error:
         return str(error)
     return None

@@ -56,7 +56,9 @@ def read(reader: BodyReader, store: Store, body: Body) -> ItemsCompletion:
     of_chat |= {"logprobs": top if has_logprobs else None, "max_tokens": limit}
     if (text_format := values.get("text", {}).get("format")) is not None:
         of_chat[structured.TEXT_FORMAT] = text_format
-    completion = reader.of_chat(of_chat, reader.conversation("input", messages, chosen), chosen, "input")
+    completion = reader.of_chat(
+        of_chat, reader.conversation("input", messages, chosen, variables=reader.variables(values)), chosen, "input"
+    )
     if tools and has_logprobs:
         raise refused("include", body.get("include"), f"without {LOGPROBS}, and top_logprobs 0, beside tools")
     is_of_several = isinstance(choice, dict) and choice.get("type") == "allowed_tools"
