@@ -19,7 +19,7 @@ from jlade.server.thoughts import Thoughts, end_of_begun
 
 AUTO, NO_TOOLS = "auto", "none"
 ANY_OBJECT: Body = {"type": "object"}
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as those of MCP
 OF_FIELDS = {"type", "properties", "required", "additionalProperties"}  # keywords that fields hold
 DEFINITIONS = ("$defs", "definitions")
 log = logging.getLogger(__name__)
@@ -134,7 +134,11 @@ def _say_loose(name: str, reason: str) -> None:
 def read(values: Body, within: str = ".function") -> Tools | None:
     """Returns the tools of a chat; None if there are none, or `tool_choice` forbids them.
 
-    `within` is the path of the fields of a function in a tool, as its client wrote it.
+    A named function is called once, and an answer that has to call does so once unless `parallel_tool_calls` is true.
+
+    Args:
+      values: of the fields of a body.
+      within: the path of the fields of a function in a tool, as its client wrote it.
     """
     written, choice = values.get("tools", []), values.get("tool_choice", AUTO)
     if not isinstance(written, list):
@@ -158,8 +162,8 @@ def read(values: Body, within: str = ".function") -> Tools | None:
         if choice != AUTO:
             raise refused("tools", written, f"at least one function for tool_choice={choice}")
         return None
-    is_parallel = kinds.boolean("parallel_tool_calls", values.get("parallel_tool_calls", True))
-    return Tools(written, chosen, choice != AUTO, is_parallel)
+    is_parallel = kinds.boolean("parallel_tool_calls", values.get("parallel_tool_calls", choice == AUTO))
+    return Tools(written, chosen, choice != AUTO, is_parallel and isinstance(choice, str))
 
 
 def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:

@@ -189,18 +189,21 @@ def test_calls_are_read_in_any_pieces(text):
 def test_calls_that_a_template_writes_are_accepted_and_read(name, made):
     text = rendered(name, made)
     for choice in ("auto", "required"):
-        asked = tools.read({"tools": [SHOP, SHOPS], "tool_choice": choice})
+        asked = tools.read({"tools": [SHOP, SHOPS], "tool_choice": choice, "parallel_tool_calls": True})
         assert accepts(asked.grammar(form(name)), text)
         for seed in (None, 0, 1, 3, 10, 30):
             content, found = read(asked, form(name), text, seed)
             assert content == ""
             assert [(name, json.loads(arguments)) for name, arguments in found] == made
 
-    alone = tools.read({"tools": [SHOP, SHOPS], "parallel_tool_calls": False})
-    assert accepts(alone.grammar(form(name)), text) is (len(made) == 1)
-    assert not accepts(alone.grammar(form(name)), text + text)
-    only = tools.read({"tools": [SHOP, SHOPS], "tool_choice": SHOPS})
-    assert accepts(only.grammar(form(name)), text) is (made == [("shops", {})])
+    for one in ({"parallel_tool_calls": False}, {"tool_choice": "required"}):
+        alone = tools.read({"tools": [SHOP, SHOPS]} | one)
+        assert accepts(alone.grammar(form(name)), text) is (len(made) == 1)
+        assert not accepts(alone.grammar(form(name)), text + text)
+    for named in ({"tool_choice": SHOPS}, {"tool_choice": SHOPS, "parallel_tool_calls": True}):
+        only = tools.read({"tools": [SHOP, SHOPS]} | named)
+        assert accepts(only.grammar(form(name)), text) is (made == [("shops", {})])
+        assert not accepts(only.grammar(form(name)), text + text)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
