@@ -131,7 +131,7 @@ def _say_loose(name: str, reason: str) -> None:
     log.warning("the schema of the tool %s, which is not strict, is not held in full: %s", name, reason)
 
 
-def read(values: Body, within: str = ".function") -> Tools | None:
+def read(values: Body, within: str = ".function", paths: Sequence[str] | None = None) -> Tools | None:
     """Returns the tools of a chat; None if there are none, or `tool_choice` forbids them.
 
     A named function is called once, and an answer that has to call does so once unless `parallel_tool_calls` is true.
@@ -139,11 +139,13 @@ def read(values: Body, within: str = ".function") -> Tools | None:
     Args:
       values: of the fields of a body.
       within: the path of the fields of a function in a tool, as its client wrote it.
+      paths: of the tools; None for their places in `tools`.
     """
     written, choice = values.get("tools", []), values.get("tool_choice", AUTO)
     if not isinstance(written, list):
         raise refused("tools", written, "a list of functions")
-    tools = [_tool(f"tools[{i}]", tool, within) for i, tool in enumerate(written)]
+    paths = paths or [f"tools[{i}]" for i in range(len(written))]
+    tools = [_tool(path, tool, within) for path, tool in zip(paths, written, strict=True)]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise refused("tools", names, "functions of different names")
