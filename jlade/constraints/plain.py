@@ -1,9 +1,12 @@
-"""Values of a JSON schema as models write parameters in XML: strings as they are, others in JSON."""
+"""Values of a JSON schema as models write parameters in XML: strings as they are, others in JSON or as in Python."""
 
+import ast
+import contextlib
 import functools
 import json
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +17,30 @@ from jlade.constraints.moves import DEAD
 
 QUOTE = ord('"')
 ESCAPED = (*range(32), QUOTE, ord("\\"))  # bytes that strings in JSON do not have as they are
+
+
+# The kinds of values, and the bytes with which they begin in JSON.
+KINDS = {"string": b'"', "number": b"-0123456789", "boolean": b"tf", "null": b"n", "list": b"[", "object": b"{"}
+WORDS = ("true", "false", "null")
+
+
+class Values(NamedTuple):
+    """How values are written.
+
+    Attributes:
+      before: texts before them, by their kinds, in the order of `KINDS`.
+      words: those for true, false and null, alone.
+      is_python: whether lists and objects are literals of Python.
+      quotes: texts that may be around a string.
+    """
+
+    before: Sequence[str] = ("",) * len(KINDS)
+    words: Sequence[str] = WORDS
+    is_python: bool = False
+    quotes: Sequence[str] = ("", "")
+
+
+IN_JSON = Values()
 
 
 class End(NamedTuple):
@@ -33,20 +60,34 @@ class End(NamedTuple):
         return cls("", text, "") if match is None else cls(*match.groups())
 
 
-def parse(schema: Schema, end: str) -> Automaton:
+def parse(schema: Schema, end: str, values: Sequence[Any] = IN_JSON) -> Automaton:
     """Returns the texts of the values that a schema accepts, each followed by `end`; see `End`.
 
     Raises:
       UnsupportedError: names the keyword and its path.
       ValueError: the schema is wrong, or accepts no value without the tag of `end`.
     """
-    return _parse(json.dumps(schema), end)
+    return _parse(json.dumps(schema), end, json.dumps(values))
 
 
 @functools.lru_cache(maxsize=256)
-def _parse(schema: str, end: str) -> Automaton:
-    in_json = automaton.build(json_schema.parse(schema))
-    value = automaton.build(automaton.choice(_strings(in_json), _others(in_json)))
+def _parse(schema: str, end: str, values: str) -> Automaton:
+    in_json, spelled = automaton.build(json_schema.parse(schema)), Values(*json.loads(values))
+    of_before: dict[str, Expression] = dict.fromkeys(spelled.before, NOTHING)
+    for kind, before in zip(KINDS, spelled.before, strict=True):
+        of_before[before] = automaton.choice(of_before[before], _of_kind(kind, in_json, spelled))
+    parts = [
+        automaton.sequence(automaton.literal(special.encode(before)), _before_end(automaton.build(value), end))
+        for before, value in of_before.items()
+    ]
+    whole = automaton.build(automaton.choice(*parts))
+    if not whole.is_final.any():
+        raise ValueError(f"the schema accepts no value without {End.of(end).tag!r}")
+    return whole
+
+
+def _before_end(value: Automaton, end: str) -> Expression:
+    """Returns values, each followed by `end`."""
     anything, parts = Repeat(special.OTHERS, 0, None), End.of(end)
     blanks, tag, rest = (automaton.literal(special.encode(each)) for each in parts)
     before = automaton.sequence(value, blanks)
@@ -54,10 +95,21 @@ def _parse(schema: str, end: str) -> Automaton:
         before = automaton.choice(before, automaton.difference(value, automaton.sequence(anything, blanks)))
     goes_on = automaton.sequence(anything, tag, special.OTHERS, anything)
     ends_once = automaton.difference(automaton.sequence(anything, tag), goes_on)
-    whole = automaton.intersection(automaton.sequence(before, tag), ends_once)
-    if not whole.is_final.any():
-        raise ValueError(f"the schema accepts no value without {parts.tag!r}")
-    return automaton.build(automaton.sequence(whole, rest))
+    return automaton.sequence(automaton.intersection(automaton.sequence(before, tag), ends_once), rest)
+
+
+def _of_kind(kind: str, in_json: Automaton, values: Values) -> Expression:
+    """Returns the values of one kind as they are written."""
+    if kind == "string":
+        strings, (begin, end) = _strings(in_json), map(automaton.literal, values.quotes)
+        return automaton.choice(strings, automaton.sequence(begin, strings, end)) if any(values.quotes) else strings
+    if kind in ("boolean", "null"):
+        words = zip(WORDS, values.words, strict=True)
+        own = [word for name, word in words if name[0].encode() in KINDS[kind] and in_json.accepts(name.encode())]
+        return automaton.choice(NOTHING, *map(automaton.literal, own))
+    if values.is_python and kind != "number":
+        return _in_python(in_json, KINDS[kind])
+    return _beginning(in_json, KINDS[kind])
 
 
 def _may_have(values: Automaton, text: bytes) -> bool:
@@ -75,10 +127,21 @@ def are_strings(in_json: Automaton) -> bool:
     return bool((np.delete(first, QUOTE) == DEAD).all())
 
 
-def to_json(text: str, in_json: Automaton) -> str:
+def to_json(text: str, in_json: Automaton, values: Values = IN_JSON) -> str:
     """Returns a value in plain text in JSON, given the automaton of JSON: as a string only where it is nothing else."""
-    is_string = text.startswith('"') or not in_json.accepts(text.encode())
-    return json.dumps(text, ensure_ascii=False) if is_string else text
+    before = max((before for before in values.before if text.startswith(before)), key=len, default="")
+    text = text.removeprefix(before)
+    is_string = before == values.before[0] and before not in values.before[1:]
+    written = dict(zip(values.words, WORDS, strict=True)).get(text, text)
+    if values.is_python and text.startswith(("[", "{")):
+        with contextlib.suppress(ValueError, SyntaxError):
+            written = json.dumps(ast.literal_eval(text), ensure_ascii=False)
+    if not is_string and not written.startswith('"') and in_json.accepts(written.encode()):
+        return written
+    begin, end = values.quotes
+    if begin and text.startswith(begin) and text.endswith(end):
+        text = text[len(begin) : -len(end)]
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _strings(in_json: Automaton) -> Expression:
@@ -97,11 +160,55 @@ def _strings(in_json: Automaton) -> Expression:
     return _from(after[begin], after, (closed != DEAD) & in_json.is_final[closed], begin)
 
 
-def _others(in_json: Automaton) -> Expression:
-    """Returns the values that are no strings, in JSON."""
+def _beginning(in_json: Automaton, first: bytes) -> Automaton:
+    """Returns the values that begin with one of some bytes, in JSON."""
     by_byte = in_json.next_state[:, in_json.class_of_byte]
-    first = np.where(np.arange(256) == QUOTE, DEAD, by_byte[0])
-    return _from(first, by_byte, in_json.is_final, 0)
+    begin = np.where(np.isin(np.arange(256), list(first)), by_byte[0], DEAD)
+    return _from(begin, by_byte, np.array(in_json.is_final), 0)
+
+
+def _in_python(in_json: Automaton, first: bytes) -> Automaton:
+    """Returns the values that begin with one of some bytes as `repr` of Python writes them."""
+    by_byte = in_json.next_state[:, in_json.class_of_byte]
+    states = np.arange(len(by_byte))
+
+    def after(text: str) -> np.ndarray:
+        """Returns the states [S] after a text in JSON."""
+        state = states
+        for byte in text.encode():
+            state = np.where(state == DEAD, DEAD, by_byte[state, byte])
+        return state
+
+    # A state of JSON becomes one of each mode: outside of strings, in strings of two quotes, after a backslash in each,
+    # and after the letters N, No and Non.
+    table = np.full((8, len(states), 256), DEAD)
+
+    def move(mode: int, letter: str, to: int, spelled: str) -> None:
+        """Makes a letter in Python lead to the state after its text in JSON."""
+        state = after(spelled)
+        table[mode, :, ord(letter)] = np.where(state == DEAD, DEAD, to * len(states) + state)
+
+    for character in "[]{}:, -+.0123456789eEruals":
+        move(0, character, 0, character)
+    for begin in "TF":
+        move(0, begin, 0, begin.lower())
+    move(0, "N", 5, "null")
+    for mode, letter, to in ((5, "o", 6), (6, "n", 7), (7, "e", 0)):
+        move(mode, letter, to, "")
+    for mode, quote in ((1, "'"), (2, '"')):
+        move(0, quote, mode, '"')
+        for byte in range(32, 256):
+            state = by_byte[:, byte]
+            table[mode, :, byte] = np.where(state == DEAD, DEAD, mode * len(states) + state)
+        move(mode, '"', mode, '\\"')
+        move(mode, quote, 0, '"')
+        move(mode, "\\", mode + 2, "")
+        for escaped, spelled in (("\\", "\\\\"), ("n", "\\n"), ("r", "\\r"), ("t", "\\t"), ("'", "'"), ('"', '\\"')):
+            move(mode + 2, escaped, mode, spelled)
+    rows = table.reshape(-1, 256)
+    start = np.where(np.isin(np.arange(256), list(first)), rows[0], DEAD)
+    is_final = np.concatenate([in_json.is_final, np.zeros(len(rows) - len(states), bool)])
+    return _from(start, rows, is_final, 0)
 
 
 def _from(first: np.ndarray, by_byte: np.ndarray, is_final: np.ndarray, begin: int) -> Automaton:

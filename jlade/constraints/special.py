@@ -9,6 +9,7 @@ from jlade.constraints.automaton import byte_range
 
 BYTE = 0xFF
 MARK = "\udcff"
+ID = "\udcfe"  # in a string of `tags`: any id, or number of a call
 OTHERS = byte_range(0, BYTE - 1)  # any byte but the mark
 
 

@@ -6,14 +6,18 @@ Let me look.<tool_call>
 """
 
 import dataclasses
+import itertools
+import string
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jlade.constraints import automaton, json_schema, plain, special
 from jlade.constraints.automaton import Automaton, Expression, Repeat
 from jlade.constraints.json_document import Schema
 
 ANYTHING = Repeat(special.OTHERS, 0, None)
+OF_IDS = string.ascii_letters + string.digits + "_-"
+ANY_ID = Repeat(automaton.choice(*map(automaton.literal, OF_IDS)), 1, None)
 BLANKS = Repeat(automaton.choice(*map(automaton.literal, " \t\r\n")), 0, None)
 
 
@@ -24,6 +28,7 @@ class Field(NamedTuple):
     schema: Schema
     end: str
     is_required: bool
+    values: Sequence[Any] = plain.Values()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Tags:
       between: the text between two tags of a block; None for one alone.
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
       maximum: blocks beside other text; None for any number.
+      content: texts that may be around other text.
       thoughts: texts around thoughts with which other text may begin, and in which no block is; the text before them is
         empty where the prompt has begun them.
     """
@@ -49,6 +55,7 @@ class Tags:
     triggers: Sequence[str] = ()
     maximum: int | None = None
     thoughts: Sequence[tuple[str, str]] = ()
+    content: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         begins = [self.opening + begin for begin, _, _ in self.tags]
@@ -75,7 +82,10 @@ def parse(spec: Tags) -> Expression:
     block = automaton.sequence(*parts, _literal(spec.closing))
     if not spec.triggers:
         return block
-    other = _without(*spec.triggers)
+    other: Expression = _without(*spec.triggers)
+    if special.MARK in "".join(spec.content):  # which other text has not
+        begin, end = map(_literal, spec.content)
+        other = automaton.choice(other, automaton.sequence(BLANKS, begin, other, automaton.optional(end)))
     begins = [(automaton.sequence(BLANKS, _literal(begin)), end) for begin, end in spec.thoughts]
     thoughts = [automaton.sequence(begin, through(end)) for begin, end in begins]
     cut_off = [automaton.sequence(begin, _without(end)) for begin, end in begins]
@@ -103,14 +113,15 @@ def _tag(begin: str, content: Schema | Sequence[Field], end: str) -> Expression:
 
 def _fields(fields: Sequence[Field]) -> Expression:
     parts = []
-    for begin, schema, end, is_required in fields:
-        part = automaton.sequence(_literal(begin), plain.parse(schema, end))
+    for begin, schema, end, is_required, values in fields:
+        part = automaton.sequence(_literal(begin), plain.parse(schema, end, values))
         parts.append(part if is_required else automaton.optional(part))
     return automaton.sequence(*parts)
 
 
 def _literal(text: str) -> Expression:
-    return automaton.literal(special.encode(text))
+    first, *others = (automaton.literal(special.encode(part)) for part in text.split(special.ID))
+    return automaton.sequence(first, *itertools.chain.from_iterable((ANY_ID, part) for part in others))
 
 
 def _without(*texts: str) -> Automaton:

@@ -10,6 +10,7 @@ import string
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
@@ -44,12 +45,23 @@ class ChatTemplate:
     tokenizer: Any
     template: str | None = None
 
+    def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Returns the Jinja template of conversations with some tools, or without.
+
+        Raises:
+          ValueError: there is none.
+        """
+        with errors_of("the chat template cannot be chosen"):
+            chosen: str = self.tokenizer.get_chat_template(self.template, tools)
+        return chosen
+
     def render(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Returns the text of a conversation, by default up to the beginning of the next answer.
 
@@ -62,12 +74,12 @@ class ChatTemplate:
           add_generation_prompt: whether the next answer begins.
           continue_final_message: whether the text ends within the last message, as transformers does it.
           tools: functions that the answer may call, in OpenAI's form.
+          variables: others that the template may use.
 
         Raises:
           ValueError: when the template raises an error, or takes too long or too much memory.
         """
-        with errors_of("the chat template cannot be chosen"):
-            chosen = self.tokenizer.get_chat_template(self.template, tools)
+        chosen = self.source(tools)
         special = self.tokenizer.special_tokens_map
         shows = functools.partial(_shows, chosen, json.dumps(special), tools is not None)
         in_parts = not shows(False, (USER,)) and shows(True, (USER,))
@@ -79,7 +91,7 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else list(tools),
-            **special,
+            **{**special, **_of_functions(tools), **(variables or {})},
         )
         text.check_utf8("the chat template", "must make", rendered)
         return rendered
@@ -89,6 +101,12 @@ class ChatTemplate:
         with errors_of("tokenizer cannot encode the conversation"):
             ids: list[int] = self.tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
+
+
+def _of_functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
+    """Returns the variables of templates that take functions as a text, and the time."""
+    functions = json.dumps([tool["function"] for tool in tools or ()], indent=4)
+    return {"functions": functions, "datetime": time.strftime("%Y-%m-%d %H:%M")}
 
 
 def _content(content: Any, in_parts: bool) -> Any:

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import jinja2
+import jinja2.sandbox
 
 MEMORY = 2**29  # bytes more than the process has when it is ready
 LONGEST, GROWTH = 2**18, 8  # characters of a text: so many, and so many times those of template and conversation
@@ -26,6 +27,9 @@ def main(seconds: float) -> None:
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    # Templates may change the conversation, which is a copy.
+    immutable: Any = jinja2.sandbox.ImmutableSandboxedEnvironment
+    immutable.is_safe_attribute = jinja2.sandbox.SandboxedEnvironment.is_safe_attribute
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process if it must
     if sys.platform == "linux":
         import resource

@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import tokenizers
@@ -187,11 +187,6 @@ class TokenBytes:
         spelled = self[token_id]
         return b"" if special.BYTE in spelled else spelled
 
-    def with_names(self, token_id: int, names: Collection[str]) -> bytes:
-        """Returns the bytes of a token; of a special token with one of some names, that name."""
-        name = self._special.get(token_id, "")
-        return name.encode() if name in names else self[token_id]
-
     def first_tokens(self, texts: Sequence[bytes]) -> list[int]:
         """Returns the token with which the tokenizer begins each of some texts of a grammar; -1 for none."""
         anchored = [ANCHOR + text.decode(errors="ignore") for text in texts]
@@ -257,7 +252,6 @@ class Detokenizer:
       stop: stop strings; one that the last token completes is cut off.
       with_special: whether the text has special tokens, as the texts of grammars do.
       keeps_stop: whether the text ends after the stop string, not before it.
-      names: of special tokens that are part of the text.
 
     Attributes:
       stopped: whether a stop string was cut off.
@@ -269,11 +263,10 @@ class Detokenizer:
         stop: Sequence[str] = (),
         with_special: bool = False,
         keeps_stop: bool = False,
-        names: Collection[str] = (),
     ):
         self.stopped, self._keeps_stop = False, keeps_stop
         spelled = token_bytes(tokenizer)
-        self._bytes_of = spelled.in_grammar if with_special else functools.partial(spelled.with_names, names=names)
+        self._bytes_of = spelled.in_grammar if with_special else spelled.__getitem__
         self._stop = [string.encode() for string in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")(special.DECODE_ERRORS if with_special else "replace")
         self._held = b""

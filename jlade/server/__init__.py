@@ -9,8 +9,8 @@ A request: `guard` lets it in; a route of `app` reads its body by `protocol`; `c
 - Bodies: `fields` is JSON and its errors; `kinds` reads values; `body_fields` is the table of all fields, by route;
   `structured` has the fields that ask for a grammar; `protocol` makes prompts and options of all these.
 - Answers: `choices` follows the requests of a body, `writer` writes whole responses and chunks.
-- Tools: `call_formats` reads off a chat template how it writes calls; `tools` makes the grammar of calls, `calls` reads
-  them back; `thoughts` has the marks of thoughts before an answer.
+- Forms: `examples` are answers as a chat template writes them; `thoughts` reads off them the marks around thoughts and
+  content, `call_formats` how calls are written; `tools` makes the grammar of calls, `calls` reads answers back.
 - Apart: `responses` is `/v1/responses`, `token_ids` vLLM's `/inference/v1/generate`; `records` are bodies in files, for
   `jlade generate`.
 """

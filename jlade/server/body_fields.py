@@ -47,7 +47,7 @@ UNSUPPORTED = {
     **_each(
         only(),
         "allowed_token_ids", "audio", "chat_template", "ec_transfer_params", "guided_whitespace_pattern",
-        "kv_transfer_params", "moderation", "prompt_embeds", "reasoning_effort", "repetition_detection",
+        "kv_transfer_params", "moderation", "prompt_embeds", "repetition_detection",
         "request_id",  # a header, X-Request-Id, has it
         "thinking_token_budget", "truncate_prompt_tokens", "web_search_options",
     ),
@@ -57,7 +57,7 @@ UNSUPPORTED = {
     ),
     **_each(only(True), "add_generation_prompt", "include_reasoning", "skip_special_tokens"),
     **_each(only([]), "bad_words", "documents", "functions", "logits_processors", "logprob_token_ids"),
-    **_each(only({}), "chat_template_kwargs", "vllm_xargs"),
+    **_each(only({}), "vllm_xargs"),
     **_each(
         only(0), "dry_multiplier", "dynatemp_range", "mirostat", "priority", "routed_experts_prompt_start",
         "xtc_probability",
@@ -68,6 +68,12 @@ UNSUPPORTED = {
     "suffix": only(""),
     "verbosity": VERBOSITY,
 }  # fmt: skip
+# Fields that are variables of a chat template, or hold them.
+OF_TEMPLATES = {
+    "chat_template_kwargs": any_object,
+    "enable_thinking": boolean,
+    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high", "xhigh"),
+}
 # Fields without effect on a text that is made without beams, images and audio.
 HARMLESS = names(
     "cache_prompt", "client_metadata", "guided_decoding_backend", "length_penalty", "media_io_kwargs", "metadata",
@@ -223,6 +229,7 @@ class Tables:
         }
         self.chat: Table = {
             **of_both,
+            **OF_TEMPLATES,
             **names("input_ids", "parallel_tool_calls", messages=Nested(MESSAGE, anything)),
             "add_special_tokens": only(False),
             "echo": only(False),
@@ -235,6 +242,8 @@ class Tables:
         }
         self.completion: Table = {
             **of_both,
+            **_each(only(), "enable_thinking", "reasoning_effort"),
+            "chat_template_kwargs": only({}),
             **names("prompt"),
             "add_special_tokens": only(True),
             "echo": boolean,
@@ -253,6 +262,7 @@ class Tables:
         }
         self.response: Table = {
             **common,
+            **OF_TEMPLATES,
             **_each(
                 only(), "access_programs", "background_options", "conversation", "image", "max_completion_tokens",
                 "max_tokens", "max_tool_calls", "messages", "prompt",
@@ -280,10 +290,10 @@ class Tables:
         }  # fmt: skip
         self.tokenize: Table = {
             **HARMLESS,
+            **OF_TEMPLATES,
             **names("add_generation_prompt", "model", "prompt", messages=Nested(MESSAGE, anything)),
             **_each(boolean, "add_special_tokens", "return_token_strs"),
             "chat_template": only(),
-            "chat_template_kwargs": only({}),
             "continue_final_message": only(False),
             "tools": only([]),
         }

@@ -1,29 +1,41 @@
 """The form in which a chat template writes calls of tools, read off an example that it writes."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from jlade.constraints.special import MARK, special
-from jlade.generation import text as text_lib
-from jlade.generation.chat_template import ChatTemplate
+from jlade.constraints.plain import KINDS, Values
+from jlade.constraints.special import ID, MARK
+from jlade.server.examples import Examples, marked
 from jlade.server.fields import Body
-from jlade.server.thoughts import THOUGHTS
+from jlade.server.thoughts import Marks
 
 NAME, KEYS, TEXT, NUMBER = "probe", ("alpha", "beta"), "gamma", 7  # of the example
 ARGUMENTS: Body = dict(zip(KEYS, (TEXT, NUMBER), strict=True))
 TOOL: Body = {"name": NAME, "description": "-", "parameters": {"type": "object", "properties": {}}}
-QUESTION: Body = {"role": "user", "content": "-"}
+# Values of other kinds, and how they may be written: in JSON, in Python.
+OTHERS = {
+    "boolean": (True, "true", "True"),
+    "null": (None, "null", "None"),
+    "list": (["x"], '["x"]', "['x']"),
+    "object": ({"a": True}, '{"a": true}', "{'a': True}"),
+}
+QUOTED = "<&>"  # a string that may have quotes where others have none
+AGAIN = "\0"  # the name once more
 IDS = "00000000"  # begin the ids of the example
+NUMBERINGS = ((f"{IDS}0", f"{IDS}1"), ("0", "1"), ("1", "2"))  # of two calls
 # Models of Mistral may leave out the id of a call.
-ID = re.compile(rf'(, "id": "|\[CALL_ID\]){IDS}\d"?')
+OPTIONAL_ID = re.compile(rf'(, "id": "|\[CALL_ID\]){IDS}\d"?')
 IN_JSON = re.compile(rf"{NAME}(?P<middle>[^{{}}]*)(?P<arguments>{{[^{{}}]*}})")
 IN_FIELDS = re.compile(
-    rf"{NAME}(?P<before>.*?){KEYS[0]}(?P<middle>.*?){TEXT}(?P<after>.*?){KEYS[1]}(?P=middle){NUMBER}", re.DOTALL
+    rf"{NAME}(?P<before>.*?){KEYS[0]}(?P<of_string>.*?){TEXT}(?P<after>.*?){KEYS[1]}(?P<of_number>.*?){NUMBER}",
+    re.DOTALL,
 )
+Answer = Callable[..., str]  # of a number of calls with arguments
 
 
 class Fields(NamedTuple):
@@ -32,20 +44,24 @@ class Fields(NamedTuple):
     begin: str
     middle: str
     end: str
+    values: Values = Values()
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
     """The form of the calls in a text: a block of one or more, each a name and arguments.
 
-    The texts have special tokens, written by `special`.
+    The texts have special tokens, written by `special`, and `ID` for an id or a number.
 
     Attributes:
       opening: the text before the first name of a block.
-      middle: the text between a name and its arguments.
+      middle: the text between a name and its arguments; it may have the name once more, as `AGAIN`.
       closing: the text after the last arguments of a block.
       between: the text between arguments and the next name; None for blocks of one call.
       fields: how arguments are written that are no object in JSON.
+      bare: the text in place of `middle` where there are no arguments, if it is another.
+      alone: the text before a block that has no content before it.
+      is_shown: whether the template shows the tools.
     """
 
     opening: str
@@ -53,93 +69,168 @@ class Form:
     closing: str
     between: str | None = None
     fields: Fields | None = None
+    bare: str | None = None
+    alone: str = ""
+    is_shown: bool = True
 
     @classmethod
-    def of(cls, template: ChatTemplate, ends: Sequence[str]) -> "Form":
+    def of(cls, examples: Examples, marks: Marks) -> "Form":
         """Returns the form in which a template writes the calls of an earlier answer.
 
         Args:
-          template: of the model.
-          ends: texts that end an answer.
+          examples: of the template.
+          marks: around the other parts of its answers.
 
         Raises:
           ValueError: the template shows the model no tools, or writes calls in a form that is not supported.
         """
-        tools = [{"type": "function", "function": TOOL}]
-        prompt = template.render([QUESTION], tools=tools)
-        if NAME not in prompt:
-            raise ValueError("the model's chat template shows it no tools")
+        tools, tokenizer = [{"type": "function", "function": TOOL}], examples.template.tokenizer
+        prompt = examples.prompt(tools)
+        is_shown = NAME in prompt
 
-        names = sorted(text_lib.special_names(template.tokenizer), key=len, reverse=True)
-        specials = re.compile("|".join(map(re.escape, names)) or "(?!)")
-
-        def answer(content: str, number: int = 0, arguments: Body = ARGUMENTS) -> str:
+        def answer(number: int = 1, arguments: Body = ARGUMENTS) -> str:
             function = {"name": NAME, "arguments": arguments}
             calls = [{"id": f"{IDS}{i}", "type": "function", "function": function} for i in range(number)]
-            message = {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
-            written = template.render([QUESTION, message], False, tools=tools)
-            begin = prompt if written.startswith(prompt) else prompt.rstrip()
-            if not written.startswith(begin):
-                raise ValueError("the model's chat template begins an answer otherwise than its prompt ends")
-            written = written.removeprefix(begin)
-            cuts = [cut for end in ends if (cut := written.find(end)) >= 0]
-            written = ID.sub("", written[: min(cuts, default=None)].rstrip())
-            return specials.sub(lambda name: special(name[0]), written)
+            written = marks.answer(prompt, examples.conversation({"tool_calls": calls}, tools))
+            return marked(tokenizer, OPTIONAL_ID.sub("", examples.whole(written)))
 
-        one = answer("", 1)
-        try:
-            two = answer("", 2)
-        except ValueError:  # it refuses more than one
-            two = None
-        thoughts = THOUGHTS.match(one)
-        start = thoughts.end() if thoughts else 0
-        form = _in_json(one[start:], two) or _in_fields(one[start:], two, answer("", 1, {})[start:])
+        named = (
+            dataclasses.replace(form, opening=marked(tokenizer, form.opening))
+            for text, form in NAMED.items()
+            if is_shown and text in examples.template.source(tools)
+        )
+        form = _numbered(answer) or _form(answer) or next(named, None)
+        if form is None and not is_shown:
+            raise ValueError("the model's chat template shows it no tools")
         if form is None or NAME in str(form) or IDS in str(form):
-            shown = one.replace(MARK, "")
+            shown = answer().replace(MARK, "")
             raise ValueError(
                 f"the model's chat template writes calls of tools in a form that is not supported: {shown!r}"
             )
-        if MARK in (plain := THOUGHTS.sub("", answer("-"))):
-            shown = plain.replace(MARK, "")
-            raise ValueError(f"the model's chat template writes answers with special tokens: {shown!r}")
+        form = dataclasses.replace(form, is_shown=is_shown)
+        alone = marked(tokenizer, marks.content[0])
+        if alone and form.opening.lstrip().startswith(alone):
+            form = dataclasses.replace(form, opening=form.opening.lstrip().removeprefix(alone), alone=alone)
         return form
 
-    @property
-    def trigger(self) -> str:
-        """The beginning of a block that no other text has: all up to a blank or a name."""
-        match = re.match(r"\s*[^\s{]*", self.opening)
-        return match[0] if match and match[0].strip() else self.opening
+    def example(self) -> str:
+        """Returns a call as the model is to write it."""
+        begin = self.begins(self.opening, "NAME")[0]
+        arguments = '{"ARGUMENT": VALUE}'
+        if self.fields is not None:
+            arguments = f"{self.fields.begin}ARGUMENT{self.fields.middle}VALUE{self.fields.end}"
+        return f"{begin}{arguments}{self.closing}".replace(MARK, "").replace(ID, "1")
+
+    def begins(self, before: str, name: str) -> list[str]:
+        """Returns the texts with which calls of a function begin after `before`: with and without arguments."""
+        return [before + name + text.replace(AGAIN, name) for text in (self.middle, self.bare) if text is not None]
+
+    def triggers(self, names: Sequence[str]) -> list[str]:
+        """Returns the beginnings of blocks with calls of some functions that no other text has.
+
+        They are all up to a blank or a name, or if there is none up to the first special token, which other text lacks.
+        """
+        match = re.match(rf"\s*[^\s{{{ID}]*", self.opening)
+        opening = match[0] if match and match[0].strip() else self.opening
+        if MARK in self.opening or MARK not in self.middle:
+            return [opening]
+        return [self.begins(self.opening, name)[0].partition(MARK)[0] + MARK for name in names]
 
 
-def _between(two: str | None, call: str) -> str | None:
+# Forms of which templates have no example, by texts of these.
+NAMED = {
+    "respond only with <|tool_call|> followed by a JSON list": Form(
+        '<|tool_call|>[{"name": "', '", "arguments": ', "}]", '}, {"name": "'
+    ),
+}
+
+
+def _form(answer: Answer) -> Form | None:
+    return _in_json(answer) or _in_fields(answer)
+
+
+def _numbered(answer: Answer) -> Form | None:
+    """Returns the form of calls with ids or numbers, None if they have none."""
+    for numbers in NUMBERINGS:
+        pattern = re.compile(rf"(?<![\w.])({'|'.join(numbers)})(?![\w.])")
+        with_ids = functools.partial(_with_ids, answer, pattern)
+        if ID in with_ids() and (form := _form(with_ids)) is not None and form.between is not None:
+            return form
+    return None
+
+
+def _with_ids(answer: Answer, numbers: re.Pattern[str], *arguments: Any) -> str:
+    """Returns an answer with `ID` in place of numbers."""
+    return numbers.sub(ID, answer(*arguments))
+
+
+def _between(answer: Answer, call: str) -> str | None:
     """Returns the text between two calls, None if there are not two."""
-    parts = [] if two is None else two.split(call)
+    try:
+        parts = answer(2).split(call)
+    except ValueError:  # the template refuses more than one
+        return None
     return parts[1] if len(parts) == 3 else None
 
 
-def _in_json(one: str, two: str | None) -> Form | None:
+def _in_json(answer: Answer) -> Form | None:
+    one = answer()
     call = IN_JSON.search(one)
     try:
         if call is None or json.loads(call["arguments"]) != ARGUMENTS:
             return None
     except ValueError:
         return None
-    return Form(one[: call.start()], call["middle"], one[call.end() :], _between(two, call[0]))
+    return Form(one[: call.start()], call["middle"], one[call.end() :], _between(answer, call[0]))
 
 
-def _in_fields(one: str, two: str | None, without: str) -> Form | None:
-    """Returns the form of arguments in fields, given answers with a call, two, and one without arguments."""
+def _in_fields(answer: Answer) -> Form | None:
+    """Returns the form of arguments in fields."""
+    one = answer()
     call = IN_FIELDS.search(one)
     if call is None:
         return None
-    rest, between = one[call.end() :], _between(two, call[0])
+    rest, between = one[call.end() :], _between(answer, call[0])
     end = _common_beginning([call["after"], rest, rest if between is None else between])
     begin = call["after"].removeprefix(end)
     opening, middle, closing = one[: call.start()], call["before"].removesuffix(begin), rest.removeprefix(end)
-    if not (end and begin and closing and call["middle"]) or f"{opening}{NAME}{middle}{closing}" != without:
+    if not (end and begin and closing) or KEYS[0] in end:
         return None
     between = None if between is None else between.removeprefix(end)
-    return Form(opening, middle, closing, between, Fields(begin, call["middle"], end))
+
+    bare = answer(1, {}).removeprefix(opening + NAME).removesuffix(closing)
+
+    def written(value: Any) -> str:
+        """Returns the text between the name of the last argument and the end of its value."""
+        return answer(1, {KEYS[0]: TEXT, KEYS[1]: value})[call.start("of_number") :].removesuffix(rest)
+
+    before, values = _values(call["of_string"], call["of_number"], written)
+    middle = middle.replace(NAME, AGAIN)
+    bare = bare.replace(NAME, AGAIN)
+    return Form(opening, middle, closing, between, Fields(begin, before, end, values), None if bare == middle else bare)
+
+
+def _values(of_string: str, of_number: str, written: Callable[[Any], str]) -> tuple[str, Values]:
+    """Returns the text before all values, and how they are written.
+
+    Args:
+      of_string, of_number: the texts before values of these kinds.
+      written: returns a value and the text before it.
+    """
+    before, spelled = {"string": of_string, "number": of_number}, {}
+    for kind, (value, *spellings) in OTHERS.items():
+        text = written(value)
+        spelled[kind] = next(filter(text.endswith, spellings), spellings[0])
+        before[kind] = text.removesuffix(spelled[kind]) if text.endswith(spelled[kind]) else of_number
+    quote, _, unquote = written(QUOTED).removeprefix(of_string).partition(QUOTED)
+    common = _common_beginning(list(before.values()))
+    words = (spelled["boolean"], "False" if spelled["boolean"] == "True" else "false", spelled["null"])
+    return common, Values(
+        before=tuple(before[kind].removeprefix(common) for kind in KINDS),
+        words=words,
+        is_python=spelled["list"] == OTHERS["list"][2],
+        quotes=(quote, unquote),
+    )
 
 
 def _common_beginning(texts: Sequence[str]) -> str:

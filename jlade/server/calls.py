@@ -3,14 +3,15 @@
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jlade.constraints import plain
 from jlade.constraints.automaton import Automaton
 from jlade.constraints.grammar import MAX_BREAKS, Grammar
-from jlade.constraints.special import MARK
-from jlade.constraints.tags import Field
+from jlade.constraints.special import ID, MARK
+from jlade.constraints.tags import OF_IDS, Field
 from jlade.server.call_formats import Form
 from jlade.server.fields import Body
 from jlade.server.protocol import Completion
@@ -18,6 +19,7 @@ from jlade.server.thoughts import Thoughts
 from jlade.server.tools import Tools, fields_of
 
 WHITESPACE = " \t\n\r"  # of JSON
+SPECIAL = re.compile(f"{MARK}[^{MARK}]*{MARK}")
 
 
 class Content(NamedTuple):
@@ -56,54 +58,90 @@ class Taken(NamedTuple):
 
 
 class AnswerReader:
-    """Reads an answer of a grammar of `Grammar.after` in pieces: what comes after the thoughts and the line breaks.
+    """Reads an answer in pieces: the thoughts with which it begins, and then the rest.
 
     Args:
-      end: of the thoughts.
+      thoughts: texts around them, as in `Tags.thoughts`.
+      rest: reads the text after them.
+      blanks: characters that may be between both; None for all blanks.
+      most: how many of these.
     """
 
-    def __init__(self, end: str):
-        self._end, self._held = end, ""
-        self._has_ended = self._has_begun = False  # the thoughts, the answer
+    def __init__(self, thoughts: Thoughts, rest: "CallReader", blanks: str | None = None, most: int = sys.maxsize):
+        self._thoughts, self._rest, self._blanks, self._most = thoughts, rest, blanks, most
+        self._left = 0  # of the blanks, which come after thoughts alone
+        self._held, self._end = "", ""  # of the thoughts that have begun
+        self._has_thought = False
+        self._read: Callable[[bool], Iterator[Part]] = self._read_beginning
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
-        """Takes a piece of the text and yields that of the answer."""
+        """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
         self._held += text
-        if not self._has_ended:
-            _, end, rest = self._held.partition(self._end)
-            self._has_ended = bool(end)
-            self._held = rest if end else self._held[1 - len(self._end) :]
-        if self._has_ended and not self._has_begun:
-            answer = re.sub(rf"\n{{0,{MAX_BREAKS}}}", "", self._held, count=1)
-            # Until the answer begins, line breaks may follow.
-            self._has_begun = bool(answer)
-            self._held = answer or self._held
-        if self._has_begun and self._held:
-            yield Content(self._held)
-            self._held = ""
+        yield from self._read(last)
+
+    def _read_beginning(self, last: bool) -> Iterator[Part]:
+        held = self._held.lstrip()
+        begun = next((pair for pair in self._thoughts if held.startswith(pair[0])), None)
+        if begun is not None:
+            begin, self._end = begun
+            self._held, self._read = held.removeprefix(begin), self._read_thought
+        elif last or not any(begin.startswith(held) for begin, _ in self._thoughts):
+            self._read = self._read_rest
+        else:
+            return
+        yield from self._read(last)
+
+    def _read_thought(self, last: bool) -> Iterator[Part]:
+        held = self._held if self._has_thought else self._held.lstrip()
+        thought, found, rest = held.partition(self._end)
+        length = len(thought) - (0 if found or last else _begun(thought, [self._end]))
+        if certain := thought[:length].rstrip():  # without the blanks that may be before the end
+            self._has_thought = True
+            yield Thought(_shown(certain))
+        self._held = rest if found else held[len(certain) :]
+        if found:
+            self._read, self._left = self._read_rest, self._most
+            yield from self._read(last)
+
+    def _read_rest(self, last: bool) -> Iterator[Part]:
+        held, self._held = self._held, ""
+        for part in self._rest.feed(held, last):
+            if self._left and isinstance(part, Content):
+                length = len(part.text) - len(part.text.lstrip(self._blanks))
+                cut = min(length, self._left)
+                part = Content(part.text[cut:])
+                self._left = 0 if part.text else self._left - cut
+            else:
+                self._left = 0
+            if part != Content(""):
+                yield part
 
 
 class CallReader:
-    """Reads an answer of a grammar of `Tools.grammar` in pieces. Its special tokens are written by `special`.
+    """Reads an answer after its thoughts in pieces. Its special tokens are written by `special`.
 
     Args:
-      form: of the calls.
+      form: of the calls; None for an answer without calls.
       tools: that the answer may use.
-      thoughts: as of `Tools.grammar`; calls there are none.
+      content: texts around the content, which are no part of it.
     """
 
-    def __init__(self, form: Form, tools: Tools, thoughts: Thoughts = ()):
-        self._form, self._tools = form, {tool.name: tool for tool in tools.tools}
-        self._brace = "{" if form.fields is None else ""  # without which a name may be the beginning of another
-        self._first, self._next = (
-            {} if text is None else {f"{text}{name}{form.middle}{self._brace}": name for name in self._tools}
-            for text in (form.opening, form.between and form.between.lstrip(WHITESPACE))
-        )
-        self._closing = form.closing.lstrip(WHITESPACE)
+    def __init__(self, form: Form | None = None, tools: Tools | None = None, content: tuple[str, str] = ("", "")):
+        self._form, self._content = form, content
+        self._tools = {} if tools is None else {tool.name: tool for tool in tools.tools}
+        self._first, self._next, self._closing = dict[str, str](), dict[str, str](), ""  # names by what begins a call
+        if form is not None:
+            self._first = self._begins(form, form.opening)
+            self._closing = form.closing.lstrip(WHITESPACE)
+            if form.between is not None:
+                self._next = self._begins(form, form.between.lstrip(WHITESPACE))
         self._held = ""
         self._arguments: _JsonReader | _FieldReader = _JsonReader()
-        self._thoughts = thoughts
         self._read: Callable[[bool], Part | None] = self._read_beginning
+
+    def _begins(self, form: Form, before: str) -> dict[str, str]:
+        brace = "{" if form.fields is None else ""  # without which a name could be the beginning of another
+        return {f"{begin}{brace}": name for name in self._tools for begin in form.begins(before, name)}
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
         """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
@@ -116,12 +154,10 @@ class CallReader:
         taken, self._held = self._held[:length], self._held[length:]
         return taken
 
-    def _begin_call(self, begins: Mapping[str, str]) -> Called | None:
-        begin = next((begin for begin in begins if self._held.startswith(begin)), None)
-        if begin is None:
-            return None
-        name = begins[begin]
-        self._take(len(begin) - len(self._brace))
+    def _begin_call(self, name: str, length: int) -> Called:
+        assert self._form is not None
+        # A brace is part of the arguments.
+        self._take(length - (self._form.fields is None))
         if self._form.fields is None:
             self._arguments = _JsonReader()
         else:
@@ -130,30 +166,23 @@ class CallReader:
         return Called(name)
 
     def _read_beginning(self, last: bool) -> Part | None:
-        held = self._held.lstrip(WHITESPACE)
-        begun = [(begin, end) for begin, end in self._thoughts if held.startswith(begin)]
-        if not begun and not last and any(begin.startswith(held) for begin, _ in self._thoughts):
+        begin, held = self._content[0], self._held.lstrip()
+        if begin and not last and held != begin and begin.startswith(held):
             return None
-        self._read = functools.partial(self._read_thoughts, begun[0][1]) if begun else self._read_content
+        if begin and held.startswith(begin):
+            self._held = held.removeprefix(begin)
+        self._read = self._read_content
         return Content("")
 
-    def _read_thoughts(self, end: str, last: bool) -> Part | None:
-        _, found, rest = self._held.partition(end)
-        if found:
-            self._read = self._read_content
-        left = len(rest) if found else 0 if last else _begun(self._held, [end])
-        length = len(self._held) - left
-        return Content(self._take(length).replace(MARK, "")) if length else None
-
     def _read_content(self, last: bool) -> Part | None:
-        if (call := self._begin_call(self._first)) is not None:
-            return call
-        starts = [start for begin in self._first if (start := self._held.find(begin)) >= 0]
-        end = min(starts, default=len(self._held))
-        if not starts and not last:
-            end -= _begun(self._held, self._first)
-        # What begins a call and is cut off is no content where a special token begins it.
-        return Content(self._take(end).partition(MARK)[0]) if end else None
+        place, text, length = _find([*self._first, *filter(None, [self._content[1]])], self._held, last)
+        if place:
+            return Content(_shown(self._take(place)))
+        if text in self._first:
+            return self._begin_call(self._first[text], length)
+        if text or last:  # the end of the content, or what begins a call and is cut off
+            return Content(_shown(self._take(length or len(self._held)).partition(MARK)[0]))
+        return None
 
     def _read_arguments(self, last: bool) -> Part | None:
         taken = self._arguments.take(self._held)
@@ -166,13 +195,13 @@ class CallReader:
 
     def _read_end(self, last: bool) -> Part | None:
         self._held = self._held.lstrip(WHITESPACE)
-        if (call := self._begin_call(self._next)) is not None:
-            return call
-        may_go_on = any(begin.startswith(self._held) for begin in (*self._next, self._closing))
-        if may_go_on and not last:
+        place, begin, length = _find(self._next, self._held, last)
+        if place == 0 and begin:
+            return self._begin_call(self._next[begin], length)
+        if not last and (not place or self._closing.startswith(self._held)):
             return None
         self._take(len(self._closing) if self._held.startswith(self._closing) else len(self._held))
-        self._read = self._read_content
+        self._read = self._read_beginning
         return Content("")
 
 
@@ -207,6 +236,7 @@ class _FieldReader:
 
     def __init__(self, fields: Mapping[str, Field]):
         self._fields = {field.begin: (name, field) for name, field in fields.items()}
+        self._values = next((plain.Values(*field.values) for field in fields.values()), plain.Values())
         self._read: Callable[[str], Taken | None] = self._read_begin
         self._before = "{"  # the next name
 
@@ -223,7 +253,7 @@ class _FieldReader:
         in_json = Grammar.json_schema(json.dumps(field.schema)).automaton
         opening = f"{self._before}{json.dumps(name, ensure_ascii=False)}: "
         self._before = ", "
-        if plain.are_strings(in_json):
+        if plain.are_strings(in_json) and not any(self._values.before) and not any(self._values.quotes):
             self._read, opening = functools.partial(self._read_string, plain.End.of(field.end)), f'{opening}"'
         else:
             self._read = functools.partial(self._read_value, plain.End.of(field.end), in_json)
@@ -244,7 +274,7 @@ class _FieldReader:
         if not length:
             return None
         self._read = self._read_begin
-        return Taken(length, plain.to_json(value, in_json))
+        return Taken(length, plain.to_json(value, in_json, self._values))
 
 
 def _value(held: str, end: plain.End) -> tuple[str, int]:
@@ -259,11 +289,49 @@ def _begun(text: str, begins: Iterable[str]) -> int:
     return next((n for n in range(longest, 0, -1) if any(begin.startswith(text[-n:]) for begin in begins)), 0)
 
 
-def reader(completion: Completion) -> CallReader | AnswerReader | None:
+def _find(begins: Collection[str], text: str, last: bool) -> tuple[int, str, int]:
+    """Returns the first place in a text where one of `begins` is or may be, that one, and the length of its text.
+
+    "" and 0 if more text decides; the place is the end of the text if none may be there.
+    """
+    firsts = {begin[0] for begin in begins}
+    for place, character in enumerate(text):
+        if character in firsts:
+            lengths = {begin: _length(begin, text, place) for begin in begins}
+            is_open = None in lengths.values()
+            if is_open and not last:
+                return place, "", 0
+            length, begin = max((length or 0, begin) for begin, length in lengths.items())
+            if length or is_open:
+                return place, begin if length else "", length
+    return len(text), "", 0
+
+
+def _length(begin: str, text: str, place: int) -> int | None:
+    """Returns the length of `begin` at a place of a text: 0 if it is not there, None if more text decides."""
+    end = place
+    for number, part in enumerate(begin.split(ID)):
+        while number and end < len(text) and text[end] in OF_IDS:
+            end += 1
+        if not text.startswith(part, end):
+            return None if part.startswith(text[end:]) else 0
+        end += len(part)
+    return end - place
+
+
+def _shown(text: str) -> str:
+    """Returns a text without special tokens."""
+    return SPECIAL.sub("", text).replace(MARK, "")
+
+
+def reader(completion: Completion) -> AnswerReader | None:
     """Returns the reader of an answer; None for one whose text is its content."""
-    if completion.tools is not None:
-        return CallReader(*completion.tools, completion.thoughts)
-    return None if completion.after is None else AnswerReader(completion.after)
+    if completion.after is not None:
+        return AnswerReader([("", completion.after)], CallReader(), "\n", MAX_BREAKS)
+    if completion.tools is None and not completion.thoughts and not any(completion.content):
+        return None
+    form, tools = completion.tools or (None, None)
+    return AnswerReader(completion.thoughts, CallReader(form, tools, completion.content))
 
 
 class Gathered(NamedTuple):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import logging
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -17,11 +19,13 @@ from jlade.generation.text import Tokenizer
 from jlade.server import body_fields, kinds, structured, thoughts, tools
 from jlade.server.body_fields import Tables
 from jlade.server.call_formats import Form
+from jlade.server.examples import Examples
 from jlade.server.fields import Body, RequestError, refused, too_long
 from jlade.server.kinds import Kind
-from jlade.server.thoughts import Thoughts
+from jlade.server.thoughts import Marks, Thoughts
 from jlade.server.tools import Tools
 
+log = logging.getLogger(__name__)
 MAX_CHOICES = 128  # of a body, by default
 DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
@@ -32,6 +36,12 @@ ROLE = kinds.one_of(*ROLES)
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # Fields of a message that templates may use beside role, content and calls.
 PASSED = {"name", "tool_call_id", *THOUGHTS}
+# Arguments of the renderer that are no variables for a body to give.
+OF_RENDERER = {
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversations", "messages",
+    "return_assistant_tokens_mask", "tools",
+}  # fmt: skip
+OF_THINKING = {"enable_thinking", "thinking"}  # variables of templates, most of which have one of them
 # Arguments of the engine that its errors name, and the fields of bodies.
 OF_ENGINE = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_ids": "stop_token_ids"}
 
@@ -75,6 +85,7 @@ class Completion:
       echo: the texts of the prompts if the response is to repeat them, else empty.
       tools: that an answer may use, None for none, and the form of their calls.
       thoughts: with which an answer may begin.
+      content: texts around the content of an answer, empty without them.
       grammar: that a field asks for, None for any text.
       after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
@@ -94,6 +105,7 @@ class Completion:
     echo: Sequence[str] = ()
     tools: tuple[Form, Tools] | None = None
     thoughts: Thoughts = ()
+    content: tuple[str, str] = ("", "")
     grammar: structured.GrammarField | None = None
     after: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -182,8 +194,10 @@ class BodyReader:
     def of_chat(self, values: Body, prompt: list[int], chosen: Tools | None, field: str) -> Completion:
         """Returns a chat; see `_completion`."""
         form = None if chosen is None else (self._form, chosen)
-        marks = thoughts.of(self.tokenizer, prompt)
-        return self._completion(values, [prompt], field, is_chat=True, tools=form, thoughts=marks)
+        marks = self._marks.after(self.tokenizer, prompt)
+        return self._completion(
+            values, [prompt], field, is_chat=True, tools=form, thoughts=marks.thoughts, content=marks.content
+        )
 
     def completion(self, body: Body) -> Completion:
         """Reads a body of `/v1/completions`."""
@@ -277,6 +291,7 @@ class BodyReader:
                 _messages(body["messages"]),
                 add_generation_prompt=kinds.boolean("add_generation_prompt", values.get("add_generation_prompt", True)),
                 add_special_tokens=values.get("add_special_tokens", False),
+                variables=self.variables(values),
             )
         prompt = kinds.text("prompt", body.get("prompt"))
         self._check_length("prompt", prompt, self._min_tokens)
@@ -308,20 +323,50 @@ class BodyReader:
             raise too_long(name, amount, self.capacity)
 
     @functools.cached_property
+    def _examples(self) -> Examples | None:
+        """Answers as the chat template writes them."""
+        ends = [text_lib.token_name(self.tokenizer, token) for token in self.eos_ids]
+        return None if self.chat_template is None else Examples(self.chat_template, ends)
+
+    @functools.cached_property
+    def _marks(self) -> Marks:
+        """The marks of answers."""
+        return Marks() if self._examples is None else Marks.of(self._examples)
+
+    @functools.cached_property
     def _form(self) -> Form:
         """The form of calls of tools."""
-        if self.chat_template is None:
+        if self._examples is None:
             raise RequestError("the model has no chat template, which tools need", "tools")
         try:
-            return Form.of(self.chat_template, [text_lib.token_name(self.tokenizer, token) for token in self.eos_ids])
+            return Form.of(self._examples, self._marks)
         except ValueError as error:
             raise RequestError(str(error), "tools") from error
+
+    def variables(self, values: Body) -> Body:
+        """Returns the variables of the chat template that the values of a body's fields give."""
+        given = dict(values.get("chat_template_kwargs", {}))
+        if effort := values.get("reasoning_effort"):
+            given = {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {}) | given
+        if (is_thinking := values.get("enable_thinking", given.get("enable_thinking"))) is not None:
+            given = dict.fromkeys(OF_THINKING, is_thinking) | given
+        if self.chat_template is None:
+            return {}
+        own = {*OF_RENDERER, *self.chat_template.tokenizer.special_tokens_map}
+        if taken := sorted(given.keys() & own):
+            raise refused(f"chat_template_kwargs.{taken[0]}", given[taken[0]], "a variable that no other field gives")
+        source = self.chat_template.source()
+        unused = {name for name in given if not re.search(rf"\b{re.escape(name)}\b", source)}
+        for name in unused if unused >= OF_THINKING else unused - OF_THINKING:
+            _say_unused(name)
+        return given
 
     def _chat_prompt(self, values: Body, chosen: Tools | None) -> list[int]:
         """Returns the token ids of `messages`, or `input_ids`, with which a client has rendered them, as in SGLang."""
         ids = values.get("input_ids")
         if ids is None:
-            return self.conversation("messages", _messages(values.get("messages")), chosen)
+            messages = _messages(values.get("messages"))
+            return self.conversation("messages", messages, chosen, variables=self.variables(values))
         if ids == []:
             raise refused("input_ids", ids, "at least one token")
         self._check_length("input_ids", ids, self._min_tokens)
@@ -334,13 +379,18 @@ class BodyReader:
         chosen: Tools | None = None,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
+        variables: Body | None = None,
     ) -> list[int]:
-        """Returns the token ids of messages, which errors call `field`."""
+        """Returns the token ids of messages, which errors call `field`; `variables` are those of `variables`."""
         if self.chat_template is None:
             raise RequestError("the model has no chat template; use `/v1/completions`", field)
         given_tools = None if chosen is None else chosen.given
+        if chosen is not None and not self._form.is_shown:
+            messages = [{"role": "system", "content": chosen.shown(self._form)}, *messages]
         try:
-            rendered = self.chat_template.render(messages, add_generation_prompt, tools=given_tools)
+            rendered = self.chat_template.render(
+                messages, add_generation_prompt, tools=given_tools, variables=variables
+            )
             self._check_length(field, rendered, self._min_tokens_of_chats)
             ids = self.chat_template.encode(rendered, add_special_tokens)
         except ValueError as error:
@@ -381,6 +431,11 @@ class BodyReader:
         if len(ends) + len(extra) > EOS_SLOTS:
             raise refused("stop_token_ids", extra, f"at most {EOS_SLOTS - len(ends)} token ids")
         return ends + extra
+
+
+@functools.lru_cache(maxsize=1024)  # once
+def _say_unused(name: str) -> None:
+    log.warning("the chat template has no variable %s, which changes nothing", name)
 
 
 def _prompts(prompt: Any) -> tuple[list[Any], bool]:
@@ -464,7 +519,9 @@ def _with_grammar_of(values: Body, completion: Completion) -> Completion:
         form, chosen = completion.tools
         if grammar is not None:
             raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-        grammar = structured.GrammarField("tools", functools.partial(chosen.grammar, form, completion.thoughts))
+        grammar = structured.GrammarField(
+            "tools", functools.partial(chosen.grammar, form, completion.thoughts, completion.content)
+        )
     elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
         grammar = grammar.after(after)
     return dataclasses.replace(completion, grammar=grammar, after=after)

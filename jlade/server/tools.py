@@ -49,29 +49,43 @@ class Tools:
     must_call: bool
     is_parallel: bool
 
-    def grammar(self, form: Form, thoughts: Thoughts = ()) -> Grammar:
+    def shown(self, form: Form) -> str:
+        """Returns what a system message says of the tools, for a template that shows none."""
+        functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.given)
+        return f"You can call these functions:\n{functions}\n\nA call is written so:\n{form.example()}"
+
+    def grammar(self, form: Form, thoughts: Thoughts = (), content: tuple[str, str] = ("", "")) -> Grammar:
         """Returns the grammar of the answer.
 
         Args:
           form: of the calls.
           thoughts: with which the answer may begin. If it has to call, it has only those that the prompt has begun.
+          content: texts that may be around other text than thoughts and calls.
 
         Raises:
           ValueError: the schema of a strict tool is wrong or not supported; names the tool.
         """
         grammar = Grammar.tags(
             Tags(
-                [(tool.name + form.middle, _content(tool, form.fields), "") for tool in self.tools],
-                opening=form.opening,
+                [tag for tool in self.tools for tag in _tags(tool, form)],
+                opening=form.alone + form.opening if self.must_call else form.opening,
                 closing=form.closing,
                 between=form.between if self.is_parallel else None,
-                triggers=() if self.must_call else (form.trigger,),
+                triggers=() if self.must_call else form.triggers([tool.name for tool in self.tools]),
                 maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
+                content=content,
             )
         )
         end = end_of_begun(thoughts) if self.must_call else None
         return grammar if end is None else grammar.after(end)
+
+
+def _tags(tool: Tool, form: Form) -> list[tuple[str, Schema | Sequence[Field], str]]:
+    """Returns the tags of the calls of a tool: that with arguments, and that without any if it is written otherwise."""
+    begin, *bare = form.begins("", tool.name)
+    others = () if tool.parameters.get("required") else bare
+    return [(begin, _content(tool, form.fields), ""), *((other, (), "") for other in others)]
 
 
 def _content(tool: Tool, form: Fields | None) -> Schema | Sequence[Field]:
@@ -94,7 +108,7 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
         if isinstance(schema, dict):
             schema, looser = definitions | schema, [{"type": schema.get("type", [])}, True]
         supported = _supported(tool, form, f"{name}: ", schema, *looser)
-        of_names[name] = Field(begin, supported, form.end, name in required)
+        of_names[name] = Field(begin, supported, form.end, name in required, form.values)
     return of_names
 
 

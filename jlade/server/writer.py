@@ -11,7 +11,7 @@ from jlade.engine.scoring import PromptLogProbs
 from jlade.generation import text as text_lib
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
-from jlade.server import calls, fields, thoughts
+from jlade.server import calls, fields
 from jlade.server.calls import Arguments, Called, Content, Part, Thought, gather
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Completion
@@ -170,9 +170,8 @@ class _Choice:
         self._reader = calls.reader(completion)
         # Special tokens, which a text that is read further has, are no part of one that keeps the token which ends it.
         self._keeps_end = completion.shown.stop and self._reader is None
-        names = thoughts.NAMES if completion.is_chat else ()
-        self._of_text = Detokenizer(tokenizer, stop, self._reader is not None, completion.shown.stop, names)
-        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=completion.shown.stop, names=names)
+        self._of_text = Detokenizer(tokenizer, stop, self._reader is not None, completion.shown.stop)
+        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=completion.shown.stop)
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
         self._num_calls = 0

@@ -368,6 +368,28 @@ def test_thoughts_of_an_earlier_answer_have_the_names_of_transformers(given, sho
     assert text == f"<{shown}>a"
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({}, "|"),
+        ({"enable_thinking": False}, "False|"),
+        ({"chat_template_kwargs": {"enable_thinking": True, "language": "de"}}, "True|de"),
+        ({"reasoning_effort": "none"}, "False|"),
+        ({"chat_template_kwargs": {"language": "de", "unused": 1}}, "|de"),
+    ],
+)
+def test_a_body_gives_variables_of_the_template(given, shown, caplog):
+    template = json_chat.chat_template("{{ thinking }}|{{ language }}")
+    reader = dataclasses.replace(json_chat.READER, chat_template=template)
+    body = {"messages": HELLO} | given
+    assert json_chat.TOKENIZER.decode(reader.chat(body).prompts[0]) == shown
+    assert json_chat.TOKENIZER.decode(reader.tokens({"messages": HELLO, **given})) == shown
+    assert ("no variable unused" in caplog.text) is ("unused" in str(given))
+    for name in ("messages", "tools", "eos_token"):
+        with pytest.raises(RequestError, match=f"chat_template_kwargs.{name} must be"):
+            reader.chat(body | {"chat_template_kwargs": {name: []}})
+
+
 def test_fields_that_change_no_text_are_ignored():
     for name, neutral in (("tools", []), ("suffix", ""), ("best_of", 1), ("response_format", {"type": "text"})):
         assert chat(**{name: neutral}).options == chat().options

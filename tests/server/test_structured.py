@@ -14,6 +14,7 @@ from jlade.constraints.special import MARK, encode, special
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentValueError
 from jlade.server import kinds, structured, tools
+from jlade.server.examples import marked
 from jlade.server.writer import Writer, one_piece
 from tests.server import json_chat
 from tests.server.answers import Shirt
@@ -81,9 +82,9 @@ def test_a_structural_tag(given):
             assert found.accepts(text.encode()) is is_accepted, text
 
 
-def thinking(mark="<think>"):
+def thinking(mark="", template=json_chat.HERMES):
     """Returns a reader of bodies of a model with special tokens for thoughts, whose prompts end with `mark`."""
-    made = json_chat.chat_template(json_chat.HERMES + mark)
+    made = json_chat.chat_template(template + mark)
     made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
     tokenizer = made.tokenizer.backend_tokenizer
     size = tokenizer.get_vocab_size()
@@ -148,15 +149,45 @@ def test_a_structured_answer_comes_after_the_thought_that_the_prompt_begins(body
         assert message["content"] == streamed == ""
 
 
-def test_special_tokens_show_where_thoughts_end():
-    reader, text = thinking(""), "[THINK]hm[/THINK]hello[ARGS]"
-    message, streamed = written(reader, {"messages": QUESTION}, text)
-    assert message["content"] == streamed == "[THINK]hm[/THINK]hello"
-    body = {"messages": QUESTION, "tools": [tool("f")]}
-    automaton = reader.chat(body).grammar.grammar().automaton
-    assert automaton.accepts(encode(f"{special('[THINK]')}hm{special('[/THINK]')}hello"))
-    message, streamed = written(reader, body, "[THINK]hm[/THINK]hello")
-    assert message["content"] == streamed == "[THINK]hm[/THINK]hello"
+@pytest.mark.parametrize("tools", [[], [tool("f")]])
+@pytest.mark.parametrize(
+    ("begin", "text", "thought", "content"),
+    [
+        ("", "[THINK]\nhm\n[/THINK]\n hello[ARGS]", "hm", "hello"),
+        ("", " hello [THINK]", "", " hello "),
+        ("<think>\n", "hm < </\n\nhm\n</think>\n\nhello", "hm < </\n\nhm", "hello"),
+        ("<think>", "hm </thi", "hm </thi", ""),
+        ("<think>\n\n</think>", "<think>", "", "<think>"),
+    ],
+)
+def test_thoughts_are_a_field(tools, begin, text, thought, content):
+    reader, body = thinking(begin), {"messages": QUESTION, "tools": tools}
+    message, streamed = written(reader, body, text, "length")
+    assert message["content"] == streamed == content
+    assert message.get("reasoning_content", "") == message.get("reasoning", "") == thought
+
+
+def test_marks_of_special_tokens_are_around_thoughts_and_content():
+    """As in OpenAI's harmony."""
+    template = """{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}
+{%- for m in messages %}[ARGS]{{ m.role }}
+{%- if m.reasoning_content %}[THINK]thoughts[/THINK]{{ m.reasoning_content }}[CALL_ID][ARGS]assistant{% endif %}
+{%- if m.content %}[THINK]answer[/THINK]{{ m.content }}{% endif %}
+{%- for call in m.tool_calls %} to={{ call.function.name }}[TOOL_CALLS]{{ call.function.arguments | tojson }}
+{%- endfor %}{{- '<|end|>' }}{% endfor %}{% if add_generation_prompt %}[ARGS]assistant{% endif %}"""
+    reader = thinking(template=template)
+    call, answer = ' to=f[TOOL_CALLS]{"size": "small"}', "[THINK]answer[/THINK]hello"
+    for thought in ("", "[THINK]thoughts[/THINK]hm[CALL_ID][ARGS]assistant"):
+        for text, content, functions in ((answer, "hello", []), (call, None, ["f"]), (answer + call, "hello", ["f"])):
+            body = {"messages": QUESTION, "tools": [tool("f")]}
+            for each in (body, {"messages": QUESTION}) if not functions else (body,):
+                message, streamed = written(reader, each, thought + text)
+                assert message["content"] == content
+                assert streamed == (content or "")
+                assert message.get("reasoning_content", "") == ("hm" if thought else "")
+                assert [each["function"]["name"] for each in message.get("tool_calls", [])] == functions
+            automaton = reader.chat(body).grammar.grammar().automaton
+            assert automaton.accepts(encode(marked(reader.tokenizer, thought + text)))
 
 
 def test_a_stop_string_within_a_call_that_the_limit_cuts_off_is_kept():

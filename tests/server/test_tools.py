@@ -10,7 +10,9 @@ import pytest
 from jlade.constraints.special import MARK, special
 from jlade.server import calls, tools
 from jlade.server.call_formats import Fields, Form
-from jlade.server.calls import CallReader
+from jlade.server.calls import AnswerReader, CallReader
+from jlade.server.examples import Examples
+from jlade.server.thoughts import Marks
 from jlade.server.tools import Tool, Tools
 from tests.server import json_chat
 from tests.server.conftest import running
@@ -103,17 +105,27 @@ CALLS = [
 ]
 
 
+def form_of(template):
+    examples = Examples(json_chat.chat_template(template), [json_chat.END])
+    return Form.of(examples, Marks.of(examples))
+
+
 def form(name):
-    return Form.of(json_chat.chat_template(TEMPLATES[name]), [json_chat.END])
+    return form_of(TEMPLATES[name])
 
 
 def rendered(name, asked):
-    """Returns an answer with calls as the template writes it, with marks around special tokens."""
+    """Returns an answer with calls as a template writes it, with marks around special tokens."""
+    return rendered_by(TEMPLATES[name], asked)
+
+
+def rendered_by(written, asked):
+    """Returns the same of any template."""
     made = [
         {"id": f"{i:09}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, (name, arguments) in enumerate(asked)
     ]
-    template = json_chat.chat_template(TEMPLATES[name])
+    template = json_chat.chat_template(written)
     text = template.render([*QUESTION, {"role": "assistant", "content": "", "tool_calls": made}], False)
     text = text.removeprefix(template.render(QUESTION)).removesuffix(json_chat.END)
     return marked(re.sub(r', "id": "\d{9}"|\[CALL_ID\]\d{9}', "", text))
@@ -151,29 +163,92 @@ LIST = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in message
     ],
 )
 def test_the_form_of_a_template(template, form):
-    assert Form.of(json_chat.chat_template(template), [json_chat.END]) == form
+    assert form_of(template) == form
 
 
 def read(asked, form, text, seed=None, thoughts=()):
-    """Returns the content and the calls of an answer, whole or in random pieces."""
-    reader, parts, chance = CallReader(form, asked, thoughts), [], random.Random(seed)
+    """Returns the thoughts, the content and the calls of an answer, whole or in random pieces."""
+    reader, parts, chance = AnswerReader(thoughts, CallReader(form, asked)), [], random.Random(seed)
     while text and seed is not None:
         length = chance.randint(1, 1 + seed)
         parts += reader.feed(text[:length])
         text = text[length:]
-    _, content, found = calls.gather([*parts, *reader.feed(text, last=True)])
-    return content, [(call["name"], call["arguments"]) for call in found]
+    thought, content, found = calls.gather([*parts, *reader.feed(text, last=True)])
+    return thought, content, [(call["name"], call["arguments"]) for call in found]
+
+
+def fields(field):
+    return f"{{% for name, value in call.arguments | items %}}{field}{{% endfor %}}"
+
+
+OTHER_FORMS = {
+    "numbers": "<call>{{ call.name }}:{{ loop.index0 }} {{ call.arguments | tojson }}</call>",
+    "the name again": "{{ ' to=' + call.name }}[ARGS]<f {{ call.name }}>"
+    + fields("{{ '<p>' + name + '=' + (value if value is string else value | tojson) + '</p>\n' }}")
+    + "</f>",
+    "types": "<call {{ call.name }}>"
+    + fields("""<p {{ name }} {{ 'text' if value is string else 'other' }}>
+{{- value if value is string else value | tojson }}</p>""")
+    + "</call>",
+    "no arguments": "<call>{{ call.name + '\n' }}"
+    + fields("{{ '<p>' + name + '=' + (value if value is string else value | tojson) + '</p>\n' }}")
+    + "{{ '\n' if not call.arguments }}</call>",
+    "of Python": "<call>{{ call.name }}("
+    + fields("<p>{{ name }}: {{ '<![CDATA[' + value + ']]>' if value is string and '<' in value else value }}</p>")
+    + ")</call>",
+}
+ANY = tool("any", {"properties": {"value": {}}, "additionalProperties": False})
+NESTED = [("any", {"value": [{"a b": None, "c": "d'e\\\n", "f": "\"'"}, True, -1.5]}), ("any", {"value": False})]
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_other_forms_are_accepted_and_read(name):
+    template = (
+        HEAD
+        + "{% for item in message.tool_calls %}{% set call = item.function %}"
+        + OTHER_FORMS[name]
+        + "{% endfor %}"
+        + TAIL
+    )
+    form, asked = form_of(template), tools.read({"tools": [SHOP, SHOPS, ANY]})
+    assert form.between is not None
+    for made in (*CALLS, NESTED):
+        text = rendered_by(template, made)
+        assert accepts(asked.grammar(form), text), text
+        for seed in (None, 0, 3, 30):
+            thought, content, found = read(asked, form, text, seed)
+            assert (thought, content) == ("", "")
+            assert [(name, json.loads(arguments)) for name, arguments in found] == made
+
+
+def test_tools_that_a_template_does_not_show_are_in_a_system_message():
+    template = json_chat.chat_template(TEMPLATES["qwen"].partition("{% endfor %}")[2])
+    reader = dataclasses.replace(json_chat.READER, chat_template=template, capacity=4096)
+    prompt = json_chat.TOKENIZER.decode(reader.chat({"messages": QUESTION, "tools": [SHOP]}).prompts[0])
+    assert prompt.startswith("system:")
+    assert '"name": "shop"' in prompt
+    assert "<tool_call>\n<function=NAME>\n<parameter=ARGUMENT>\nVALUE\n</parameter>\n</function>" in prompt
+
+
+def test_the_form_that_a_template_names():
+    named, text = (
+        "respond only with <|tool_call|> followed by a JSON list",
+        '<|tool_call|>[{"name": "shops", "arguments": {}}]',
+    )
+    template = f"{named} {{{{ tools | tojson }}}}{{% for each in messages %}}{{{{ each.content }}}}{{% endfor %}}"
+    assert read(tools.read({"tools": [SHOPS]}), form_of(template), text) == ("", "", [("shops", "{}")])
 
 
 ANSWERS = {
-    "Yes.": ("Yes.", []),
+    "Yes.": ("", "Yes.", []),
     'a\n<tool_call>\n{"name": "f", "arguments": {"x": "}\\"{\\n</tool_call>"} }\n</tool_call>b\n<tool_call': (
+        "",
         "ab\n<tool_call",
         [("f", '{"x": "}\\"{\\n</tool_call>"}')],
     ),
     '\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {"y": {}}}\n'
-    "</tool_call>": ("", [("f", "{}"), ("g", '{"y": {}}')]),
-    '\n<tool_call>\n{"name": "g", "arguments": {"y": [1, {': ("", [("g", '{"y": [1, {')]),
+    "</tool_call>": ("", "", [("f", "{}"), ("g", '{"y": {}}')]),
+    '\n<tool_call>\n{"name": "g", "arguments": {"y": [1, {': ("", "", [("g", '{"y": [1, {')]),
 }
 
 
@@ -192,7 +267,7 @@ def test_calls_that_a_template_writes_are_accepted_and_read(name, made):
         asked = tools.read({"tools": [SHOP, SHOPS], "tool_choice": choice, "parallel_tool_calls": True})
         assert accepts(asked.grammar(form(name)), text)
         for seed in (None, 0, 1, 3, 10, 30):
-            content, found = read(asked, form(name), text, seed)
+            _, content, found = read(asked, form(name), text, seed)
             assert content == ""
             assert [(name, json.loads(arguments)) for name, arguments in found] == made
 
@@ -213,7 +288,7 @@ def test_text_beside_calls(name):
     for before in ("Let me see. ", "[TOOL_CALLS] is no token here <tool", ""):
         assert accepts(grammar, before + call)
         for seed in (None, 0, 2, 20):
-            assert read(asked, form(name), before + call, seed) == (before, [("shops", "{}")])
+            assert read(asked, form(name), before + call, seed) == ("", before, [("shops", "{}")])
     assert accepts(grammar, "no call [TOOL_CALLS]shops[ARGS]{}")
     assert not accepts(grammar, call[: len(call) // 2]), "a call is whole"
     assert not accepts(grammar, f"a{special('[ARGS]')}b"), "special tokens are in calls alone"
@@ -225,10 +300,10 @@ def test_calls_that_are_cut_off(name):
     made = CALLS[1]
     asked, text = tools.read({"tools": [SHOP, SHOPS]}), "so: " + rendered(name, made)
     for end in range(len(text)):
-        content, found = read(asked, form(name), text[:end])
+        _, content, found = read(asked, form(name), text[:end])
         assert MARK not in content
         assert content.startswith("so: "[:end])
-        for (_, arguments), (_, whole) in zip(found, read(asked, form(name), text)[1], strict=False):
+        for (_, arguments), (_, whole) in zip(found, read(asked, form(name), text)[2], strict=False):
             assert whole.startswith(arguments)
 
 
@@ -264,7 +339,7 @@ def test_a_value_ends_with_its_tag():
         call = f"{begin}{text}</function>\n</tool_call>"
         assert accepts(grammar, call), call
         for seed in (None, 0, 1, 3, 10, 30):
-            content, found = read(asked, QWEN, f"{call}\n{call}", seed)
+            _, content, found = read(asked, QWEN, f"{call}\n{call}", seed)
             assert content == ""
             assert [json.loads(arguments)["a"] for _, arguments in found] == [value, value]
     assert not accepts(grammar, f"{begin}a</parameter>b\n</parameter>\n</function>\n</tool_call>")
@@ -288,26 +363,27 @@ def test_another_reader_finds_the_same_calls():
     message = chat_parsing.parse_response(text, template, prefix="", tools=[SHOP, SHOPS])
     found = [(call["function"]["name"], call["function"]["arguments"]) for call in message["calls"]]
     asked = tools.read({"tools": [SHOP, SHOPS]})
-    own = [(name, json.loads(arguments)) for name, arguments in read(asked, QWEN, text)[1]]
+    own = [(name, json.loads(arguments)) for name, arguments in read(asked, QWEN, text)[2]]
     assert own == found == made
 
 
 def test_thoughts_that_the_prompt_begins():
     template = TEMPLATES["qwen"].replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n")
     template = template.replace("'assistant:'", "'assistant:<think>\n'")
-    found = Form.of(json_chat.chat_template(template), [json_chat.END])
+    found = form_of(template)
     assert found == QWEN
     call, begun = rendered("qwen", CALLS[2]), [("", "</think>")]
     must, may = (tools.read({"tools": [SHOPS], "tool_choice": choice}) for choice in ("required", "auto"))
     for thought in ("\n</think>\n\n", f"so {call}, or <tool_call>?\n</think>\n\n", "</think>"):
+        shown = thought.partition("</think>")[0].strip()
         for asked in (must, may):
             assert accepts(asked.grammar(QWEN, begun), thought + call)
             for seed in (None, 0, 1, 3, 10, 30):
-                assert read(asked, QWEN, thought + call, seed, begun) == (thought, [("shops", "{}")])
+                assert read(asked, QWEN, thought + call, seed, begun) == (shown, "", [("shops", "{}")])
     assert not accepts(must.grammar(QWEN, begun), call)
     assert not accepts(must.grammar(QWEN, begun), "</think>")
     assert accepts(may.grammar(QWEN, begun), call), "a thought that is cut off"
-    assert read(may, QWEN, call, None, begun) == (call, [])
+    assert read(may, QWEN, call, None, begun) == (call, "", [])
 
 
 THINK = [special("[THINK]"), special("[/THINK]")]
@@ -317,16 +393,16 @@ THINK = [special("[THINK]"), special("[/THINK]")]
 def test_thoughts_that_an_answer_begins(begin, end):
     marks = [("<think>", "</think>"), tuple(THINK)]
     may, call = tools.read({"tools": [SHOPS]}), rendered("qwen", CALLS[2])
-    thought, shown = f"{begin}maybe {call} <tool_call>{end}", f"{begin}maybe {call} <tool_call>{end}".replace(MARK, "")
-    for text, content, made in (
-        (thought + "\n\nHi", shown + "\n\nHi", []),
-        (thought + "\n\n" + call, shown + "\n\n", [("shops", "{}")]),
-        (thought[: -len(end)], shown[: -len(end.replace(MARK, ""))], []),  # its end is cut off
-        (f"So <think> {call}", "So <think> ", [("shops", "{}")]),  # only the beginning of an answer begins thoughts
+    thought, shown = f"{begin}maybe {call} <tool_call>{end}", f"maybe {call} <tool_call>"
+    for text, *parts in (
+        (thought + "\n\nHi", shown, "Hi", []),
+        (thought + "\n\n" + call, shown, "", [("shops", "{}")]),
+        (thought[: -len(end)], shown, "", []),  # its end is cut off
+        (f"So <think> {call}", "", "So <think> ", [("shops", "{}")]),  # only the beginning of an answer begins thoughts
     ):
         assert accepts(may.grammar(QWEN, marks), text), text
         for seed in (None, 0, 1, 3, 10, 30):
-            assert read(may, QWEN, text, seed, marks) == (content, made)
+            assert read(may, QWEN, text, seed, marks) == tuple(parts)
     assert not accepts(may.grammar(QWEN, marks), thought + "<tool_call>")
     assert not accepts(may.grammar(QWEN, marks), f"{begin}{call}{end}<tool_call>{call}")
 
@@ -334,11 +410,6 @@ def test_thoughts_that_an_answer_begins(begin, end):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (
-            TEMPLATES["qwen"].replace("{{ message.content }}", "{{ '[ARGS]' + message.content }}"),
-            r"special tokens: '\[ARGS\]-'",
-        ),
-        (TEMPLATES["qwen"].replace("value if value is string", "'|' + value if value is string"), "not supported"),
         (TEMPLATES["qwen"].replace("'assistant:'", "'assistant:\n\n>'"), "otherwise than its prompt ends"),
         (TEMPLATES["mistral 11"].replace("| tojson", "| items | list | string"), "in a form that is not supported"),
         ("{{ messages[0].content }}", "shows it no tools"),
@@ -348,7 +419,7 @@ def test_thoughts_that_an_answer_begins(begin, end):
 )
 def test_templates_without_a_form(template, message):
     with pytest.raises(ValueError, match=message):
-        Form.of(json_chat.chat_template(template), [json_chat.END])
+        form_of(template)
 
 
 VALUE_OF_A = "<tool_call>\n<function=shop>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"

@@ -53,7 +53,8 @@ def read(reader: BodyReader, store: Store, body: Body) -> ItemsCompletion:
         of_chat["reasoning_effort"] = effort
     if (text_format := values.get("text", {}).get("format")) is not None:
         of_chat[structured.TEXT_FORMAT] = text_format
-    completion = reader.of_chat(of_chat, reader.conversation("input", messages, chosen), chosen, "input")
+    prompt = reader.conversation("input", messages, chosen, variables=reader.variables(of_chat))
+    completion = reader.of_chat(of_chat, prompt, chosen, "input")
     if tools.functions and has_logprobs:
         raise refused("include", body.get("include"), f"without {LOGPROBS}, and top_logprobs 0, beside tools")
     is_of_several = isinstance(choice, dict) and choice.get("type") == "allowed_tools"
