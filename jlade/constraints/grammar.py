@@ -16,7 +16,7 @@ import numpy as np
 from jlade.constraints import automaton, ebnf, json_schema, moves, regex, tags
 from jlade.constraints.automaton import Automaton, Expression, Repeat
 from jlade.constraints.moves import DEAD
-from jlade.constraints.tags import Tags
+from jlade.constraints.tags import MAX_BREAKS, Tags
 from jlade.constraints.tokens import Table
 from jlade.drafts.tree import NONE
 from jlade.errors import ArgumentValueError
@@ -26,7 +26,6 @@ from jlade.mesh import SHARED
 LANES = 128  # the entries of a state are a multiple of these, so that TPUs read them whole
 HEADER = 3  # of a state: its likely token, and the least and most iterations of its loop
 ROW_CLASSES = 1024 - HEADER  # most classes of a table in a row of an engine
-MAX_BREAKS = 2  # lines between thoughts and an answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +172,8 @@ def _expression(kind: str, source: str) -> Expression:
         case "ebnf":
             return ebnf.parse(source)
         case "tags":
-            return tags.parse(Tags(**json.loads(source)))
+            spec = Tags(**json.loads(source))
+            return tags.parse(spec, spec.other and _expression(*spec.other))
         case "after":
             end, *rest = json.loads(source)
             breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)

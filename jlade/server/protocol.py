@@ -88,6 +88,7 @@ class Completion:
       content: texts around the content of an answer, empty without them.
       grammar: that a field asks for, None for any text.
       after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
+      has_format: whether an answer without calls is a text of a grammar too.
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
       seed: None for a text that differs each time.
       include_usage: whether a stream ends with the numbers of tokens.
@@ -108,6 +109,7 @@ class Completion:
     content: tuple[str, str] = ("", "")
     grammar: structured.GrammarField | None = None
     after: str | None = None
+    has_format: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int | None = None
     stream: bool = False
@@ -507,7 +509,7 @@ def _shares(values: Body) -> Body:
 
 def _with_grammar_of(values: Body, completion: Completion) -> Completion:
     """Returns a completion with the grammar that the values of a body's fields or its tools ask for."""
-    grammar, after = structured.read(values), None
+    grammar, after, has_format = structured.read(values), None, False
     if grammar is None and completion.tools is None:
         return completion
     if not completion.options["eos_ids"]:
@@ -517,11 +519,9 @@ def _with_grammar_of(values: Body, completion: Completion) -> Completion:
         raise refused(name, values.get(name), accepted)
     if completion.tools is not None:
         form, chosen = completion.tools
-        if grammar is not None:
-            raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-        grammar = structured.GrammarField(
-            "tools", functools.partial(chosen.grammar, form, completion.thoughts, completion.content)
-        )
+        of_calls = functools.partial(chosen.grammar, form, completion.thoughts, completion.content)
+        has_format = grammar is not None and not chosen.must_call
+        grammar = structured.beside_tools(of_calls, grammar if has_format else None)
     elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
         grammar = grammar.after(after)
-    return dataclasses.replace(completion, grammar=grammar, after=after)
+    return dataclasses.replace(completion, grammar=grammar, after=after, has_format=has_format)

@@ -52,6 +52,20 @@ def read(values: Body) -> GrammarField | None:
     return grammars[0] if grammars else None
 
 
+def beside_tools(of_calls: Callable[..., Grammar], other: GrammarField | None) -> GrammarField:
+    """Returns the grammar of calls, which `of_calls` makes, or of the text that another field asks for."""
+
+    def make() -> Grammar:
+        if other is None:
+            return of_calls()
+        grammar = other.grammar()
+        if grammar.is_tagged:
+            raise RequestError(f"{other.field} and tools ask for two grammars of tags: leave out one", other.field)
+        return of_calls(other=grammar)
+
+    return GrammarField("tools", make)
+
+
 def _unless_empty(kind: Kind) -> Kind:
     """Returns a kind of which an empty string is nothing."""
     return lambda name, value: None if value == "" else kind(name, value)

@@ -54,13 +54,20 @@ class Tools:
         functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.given)
         return f"You can call these functions:\n{functions}\n\nA call is written so:\n{form.example()}"
 
-    def grammar(self, form: Form, thoughts: Thoughts = (), content: tuple[str, str] = ("", "")) -> Grammar:
+    def grammar(
+        self,
+        form: Form,
+        thoughts: Thoughts = (),
+        content: tuple[str, str] = ("", ""),
+        other: Grammar | None = None,
+    ) -> Grammar:
         """Returns the grammar of the answer.
 
         Args:
           form: of the calls.
           thoughts: with which the answer may begin. If it has to call, it has only those that the prompt has begun.
           content: texts that may be around other text than thoughts and calls.
+          other: of an answer without calls, which are the whole of one with them; None for any text around calls.
 
         Raises:
           ValueError: the schema of a strict tool is wrong or not supported; names the tool.
@@ -75,6 +82,7 @@ class Tools:
                 maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
                 content=content,
+                other=None if other is None else (other.kind, other.source),
             )
         )
         end = end_of_begun(thoughts) if self.must_call else None

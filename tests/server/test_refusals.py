@@ -185,8 +185,13 @@ OF_GRAMMARS = [
     ({"guided_choice": ["a}b"], "stop_token_ids": [BRACE]}, "stop_token_ids", f"stop_token_ids ... [{BRACE}]"),
     ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", "ignore_eos must be left out beside guided_choice"),
 ]
+STRUCTURAL_TAG = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}
 OF_TOOLS = [
-    ({"tools": [tool("f")], "guided_choice": ["a"]}, "guided_choice", "guided_choice and tools ask for two grammars"),
+    (
+        {"tools": [tool("f")], "structural_tag": STRUCTURAL_TAG},
+        "structural_tag",
+        "structural_tag and tools ask for two grammars",
+    ),
     ({"tools": [tool("show", {"not": {"contains": 1}}, strict=True)]}, "tools", "show: #"),
     ({"tools": [tool("f")], "ignore_eos": True}, "ignore_eos", "ignore_eos must be left out beside tools"),
     ({"tools": {}}, "tools", "tools must be a list"),

@@ -263,6 +263,25 @@ def test_the_client_gets_objects(client):
     assert completion.choices[0].finish_reason == "stop"
 
 
+def test_a_format_beside_tools(client):
+    """With a choice the call alone, without one the format or a call, and without tools the format."""
+    options = {"response_format": {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA}}}
+    options |= {"tools": [tool("buy", strict=True)]}
+    buy = {"type": "function", "function": {"name": "buy"}}
+    for choice, kinds_of_answers in (("none", {"stop"}), ("auto", {"stop", "tool_calls"}), (buy, {"tool_calls"})):
+        answer = asked(client, tool_choice=choice, **options).choices[0]
+        assert answer.finish_reason in kinds_of_answers
+        text = answer.message.content
+        if answer.finish_reason == "tool_calls":
+            assert text is None
+            (call,) = answer.message.tool_calls
+            text = call.function.arguments
+        assert json.loads(text)["size"] in ("small", "large")
+        streamed = list(asked(client, tool_choice=choice, stream=True, **options))
+        deltas = [chunk.choices[0].delta for chunk in streamed]
+        assert "".join(delta.content or "" for delta in deltas) == (answer.message.content or "")
+
+
 def test_an_answer_may_use_no_tool(client):
     answer = asked(client, tools=[tool("show")]).choices[0]
     assert "<tool_call>" not in (answer.message.content or "")
