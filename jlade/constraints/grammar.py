@@ -17,7 +17,7 @@ from jlade.constraints import automaton, ebnf, json_schema, lark, moves, regex, 
 from jlade.constraints.automaton import Automaton, Expression, Repeat, TooLargeError
 from jlade.constraints.blocks import LANES, padded
 from jlade.constraints.moves import DEAD
-from jlade.constraints.tags import Tags
+from jlade.constraints.tags import MAX_BREAKS, Tags
 from jlade.constraints.tokens import Table
 from jlade.drafts.tree import NONE
 from jlade.errors import ArgumentValueError
@@ -30,7 +30,6 @@ ROW_CLASSES = 2048  # most classes of a table in a row of an engine
 ROW_COLUMNS = 1024  # most columns of its blocks
 WORD = 16  # bits
 RULES = {"ebnf": ebnf.parse, "lark": lark.parse}  # grammars of rules, whose automata may count
-MAX_BREAKS = 2  # lines between thoughts and an answer
 
 
 class TableSizeError(ArgumentValueError):
@@ -210,7 +209,8 @@ def _expression(kind: str, source: str) -> Expression:
         case "ebnf" | "lark":
             return RULES[kind](source)
         case "tags":
-            return tags.parse(Tags(**json.loads(source)))
+            spec = Tags(**json.loads(source))
+            return tags.parse(spec, spec.other and _expression(*spec.other))
         case "after":
             end, *rest = json.loads(source)
             breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)

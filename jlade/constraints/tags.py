@@ -13,10 +13,14 @@ import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jlade.constraints import automaton, json_schema, plain, special
 from jlade.constraints.automaton import Automaton, Expression, Network, Repeat
 from jlade.constraints.json_document import Schema
+from jlade.constraints.moves import DEAD
 
+MAX_BREAKS = 2  # lines between thoughts and an answer
 ANYTHING = Repeat(special.OTHERS, 0, None)
 OF_IDS = string.ascii_letters + string.digits + "_-"
 ANY_ID = Repeat(automaton.choice(*map(automaton.literal, OF_IDS)), 1, None)
@@ -46,6 +50,7 @@ class Tags:
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
       maximum: blocks beside other text; None for any number.
       content: texts that may be around other text.
+      other: kind and source of the grammar of other text, which is then in place of a block; None for any text.
       thoughts: texts around thoughts with which other text may begin, and in which no block is; the text before them is
         empty where the prompt has begun them.
     """
@@ -58,6 +63,7 @@ class Tags:
     maximum: int | None = None
     thoughts: Sequence[tuple[str, str]] = ()
     content: tuple[str, str] = ("", "")
+    other: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         begins = [self.opening + begin for begin, _, _ in self.tags]
@@ -71,8 +77,12 @@ class Tags:
                 raise ValueError(f"triggers must have the beginning of each tag, got none of {begin!r}")
 
 
-def parse(spec: Tags) -> Expression:
+def parse(spec: Tags, of_other: Expression | None = None) -> Expression:
     """Returns the expression of the texts.
+
+    Args:
+      spec: of the texts.
+      of_other: the texts of the grammar `other`.
 
     Raises:
       ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
@@ -87,10 +97,12 @@ def parse(spec: Tags) -> Expression:
     block = automaton.sequence(_literal(spec.opening), tags, _literal(spec.closing))
     if not spec.triggers:
         return block
+    if of_other is not None:
+        return _either(spec, block, of_other)
     other: Expression = _without(*spec.triggers)
     if special.MARK in "".join(spec.content):  # which other text has not
-        begin, end = map(_literal, spec.content)
-        other = automaton.choice(other, automaton.sequence(BLANKS, begin, other, automaton.optional(end)))
+        opening, closing = map(_literal, spec.content)
+        other = automaton.choice(other, automaton.sequence(BLANKS, opening, other, automaton.optional(closing)))
     begins = [(automaton.sequence(BLANKS, _literal(begin)), end) for begin, end in spec.thoughts]
     thoughts = [automaton.sequence(begin, through(end)) for begin, end in begins]
     cut_off = [automaton.sequence(begin, _without(end)) for begin, end in begins]
@@ -101,6 +113,34 @@ def parse(spec: Tags) -> Expression:
     )
     blocks = Repeat(automaton.sequence(block, other), 0, spec.maximum)
     return automaton.choice(automaton.sequence(first, blocks), *cut_off)
+
+
+def _either(spec: Tags, block: Expression, other: Expression) -> Expression:
+    """Returns a block or another text, which does not begin as blocks and thoughts do, after thoughts or none."""
+    begins = [begin for begin, _ in spec.thoughts if begin] + [spec.opening + begin for begin, _, _ in spec.tags]
+    begins = [begin.lstrip() for begin in begins]
+    if any(_may_begin(automaton.build(other, counts=True), begin) for begin in begins):
+        begun = automaton.sequence(BLANKS, automaton.choice(*map(_literal, begins)), ANYTHING)
+        other = automaton.difference(other, begun)
+    opening, closing = (automaton.optional(_literal(mark)) for mark in spec.content)
+    answer = automaton.sequence(opening, automaton.choice(block, other), closing)
+    breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)
+    thought = automaton.choice(
+        *(automaton.sequence(BLANKS, _literal(begin), through(end), breaks) for begin, end in spec.thoughts)
+    )
+    has_begun = any(not begin for begin, _ in spec.thoughts)  # by the prompt
+    return automaton.sequence(thought if has_begun else automaton.optional(thought), answer)
+
+
+def _may_begin(texts: Automaton, begin: str) -> bool:
+    """Whether a text may begin so after blanks, whatever the counts of its loops."""
+    by_byte = np.vstack([texts.next_state[:, texts.class_of_byte], np.full(256, DEAD)])  # `DEAD` is the last
+    states = np.array([0])
+    while len(after := np.union1d(states, by_byte[states][:, list(b" \t\r\n")])) > len(states):
+        states = after
+    for byte in special.encode(begin.split(special.ID)[0]):
+        states = np.unique(by_byte[states, byte])
+    return bool((states != DEAD).any())
 
 
 def through(end: str) -> Expression:

@@ -21,12 +21,19 @@ from jlade.server.kinds import (
     parts,
     text,
     that_is,
+    without_effect,
 )  # fmt: skip
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 64, 1024  # each token is compared with all of them, on the host
 MAX_KEY_LENGTH = 1024  # characters of a prompt_cache_key
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # there is no reasoning apart from the text
+# What a response may include, but for log-probabilities without effect: it has no items of the others.
+INCLUDED = (
+    LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+    "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources",
+    "web_search_call.results",
+)  # fmt: skip
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def _each(kind: Kind, *names: str) -> dict[str, Kind]:
@@ -34,6 +41,7 @@ def _each(kind: Kind, *names: str) -> dict[str, Kind]:
     return dict.fromkeys(names, kind)
 
 
+VERBOSITY = without_effect("medium", "low", "high")
 # Fields of OpenAI, vLLM and llama.cpp that would change the text or the response.
 UNSUPPORTED = {
     **_each(
@@ -58,7 +66,7 @@ UNSUPPORTED = {
     "function_call": only("none", "auto"),
     "modalities": only(["text"]),
     "suffix": only(""),
-    "verbosity": only("medium"),
+    "verbosity": VERBOSITY,
 }  # fmt: skip
 # Fields that are variables of a chat template, or hold them.
 OF_TEMPLATES = {
@@ -90,8 +98,12 @@ RESPONSE_FORMAT = names(
     json_schema=Nested(names("description", "name", "schema", "strict")),
     structures=Nested(TAG),
 )  # fmt: skip
-REASONING = names("generate_summary", "summary", context=only("auto"), effort=only(), mode=only("standard"))
-FLAT_TOOL = FUNCTION | names("allowed_callers", "async", "defer_loading", "output_schema", "type")
+REASONING = names("generate_summary", "summary", context=only("auto"), effort=one_of(*EFFORTS), mode=only("standard"))
+FLAT_TOOL = FUNCTION | names(
+    "allowed_callers", "async", "defer_loading", "output_schema", "type",
+    format=Nested(names("definition", "syntax", "type")),
+)  # fmt: skip
+FLAT_NAMED = names("name", "namespace", "type")
 TEXT_FORMAT = names("description", "name", "schema", "strict", "type")
 TOOL_CHOICE = NAMED | {"allowed_tools": Nested(names("mode", tools=Nested(NAMED)))}
 # Fields of `/inference/v1/generate` that are those of a completion.
@@ -270,9 +282,9 @@ class Tables:
             "reasoning": Nested(REASONING),
             "response_format": only({"type": "text"}),
             "store": boolean,
-            "text": Nested({"format": Nested(TEXT_FORMAT, structured.text_format), "verbosity": only("medium")}),
-            "tool_choice": Nested(names("mode", "name", "type", tools=Nested(names("name", "type"))), anything),
-            "tools": Nested(FLAT_TOOL, anything),
+            "text": Nested({"format": Nested(TEXT_FORMAT, structured.text_format), "verbosity": VERBOSITY}),
+            "tool_choice": Nested(names("mode", tools=Nested(FLAT_NAMED), **FLAT_NAMED), anything),
+            "tools": Nested(FLAT_TOOL | {"tools": Nested(FLAT_TOOL)}, anything),
             "top_logprobs": of_chat,
             "truncation": one_of("auto", "disabled"),  # the first allows what the second forbids, and is not done
         }  # fmt: skip

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from jlade.constraints import plain
 from jlade.constraints.automaton import Automaton
-from jlade.constraints.grammar import MAX_BREAKS, Grammar
+from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import ID, MARK
-from jlade.constraints.tags import OF_IDS, Field
+from jlade.constraints.tags import MAX_BREAKS, OF_IDS, Field
 from jlade.server.call_formats import Form
 from jlade.server.fields import Body
 from jlade.server.protocol import Completion
@@ -124,9 +124,16 @@ class CallReader:
       form: of the calls; None for an answer without calls.
       tools: that the answer may use.
       content: texts around the content, which are no part of it.
+      is_either: whether the answer is either content or calls.
     """
 
-    def __init__(self, form: Form | None = None, tools: Tools | None = None, content: tuple[str, str] = ("", "")):
+    def __init__(
+        self,
+        form: Form | None = None,
+        tools: Tools | None = None,
+        content: tuple[str, str] = ("", ""),
+        is_either: bool = False,
+    ):
         self._form, self._content = form, content
         self._tools = {} if tools is None else {tool.name: tool for tool in tools.tools}
         self._first, self._next, self._closing = dict[str, str](), dict[str, str](), ""  # names by what begins a call
@@ -135,6 +142,7 @@ class CallReader:
             self._closing = form.closing.lstrip(WHITESPACE)
             if form.between is not None:
                 self._next = self._begins(form, form.between.lstrip(WHITESPACE))
+        self._is_either = is_either
         self._held = ""
         self._arguments: _JsonReader | _FieldReader = _JsonReader()
         self._read: Callable[[bool], Part | None] = self._read_beginning
@@ -177,6 +185,8 @@ class CallReader:
     def _read_content(self, last: bool) -> Part | None:
         place, text, length = _find([*self._first, *filter(None, [self._content[1]])], self._held, last)
         if place:
+            if self._is_either and self._held[:place].strip(WHITESPACE):
+                self._first = {}
             return Content(_shown(self._take(place)))
         if text in self._first:
             return self._begin_call(self._first[text], length)
@@ -336,7 +346,7 @@ def reader(completion: Completion) -> AnswerReader | None:
     if completion.tools is None and not completion.thoughts and not any(completion.content):
         return None
     form, tools = completion.tools or (None, None)
-    return AnswerReader(completion.thoughts, CallReader(form, tools, completion.content))
+    return AnswerReader(completion.thoughts, CallReader(form, tools, completion.content, completion.has_format))
 
 
 class Gathered(NamedTuple):

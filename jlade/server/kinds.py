@@ -4,6 +4,7 @@ A kind is a function of the path and the value of a field. It returns what the p
 a `RequestError` that names the field, its value and what is accepted. A table has the kinds of an object's fields.
 """
 
+import functools
 import json
 import logging
 import reprlib
@@ -131,6 +132,22 @@ def number(low: float, high: float) -> Kind:
 def one_of(*accepted: str) -> Kind:
     """Returns the kind of some strings."""
     return that_is(f"one of {', '.join(accepted)}", lambda value: value in accepted)
+
+
+def without_effect(neutral: str, *others: str) -> Kind:
+    """Returns the kind of some strings that change nothing; of all but the neutral one the log says so, once."""
+    check = one_of(neutral, *others)
+
+    def read(name: str, value: Any) -> None:
+        if check(name, value) != neutral:
+            _say_without_effect(name)
+
+    return read
+
+
+@functools.lru_cache  # once
+def _say_without_effect(name: str) -> None:
+    log.warning("the field %s of a request has no effect", name)
 
 
 boolean = that_is("true or false", lambda value: isinstance(value, bool))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.constraints.automaton import TooLargeError
-from jlade.constraints.grammar import TableSizeError, check_size
+from jlade.constraints.grammar import Grammar, TableSizeError, check_size
 from jlade.errors import ArgumentError
 from jlade.generation import constraining
 from jlade.generation import text as text_lib
@@ -23,6 +23,7 @@ from jlade.server.call_formats import Form
 from jlade.server.examples import Examples
 from jlade.server.fields import Body, RequestError, refused, too_long
 from jlade.server.kinds import Kind
+from jlade.server.structured import GrammarField
 from jlade.server.thoughts import Marks, Thoughts
 from jlade.server.tools import Tools
 
@@ -89,6 +90,7 @@ class Completion:
       content: texts around the content of an answer, empty without them.
       grammar: that a field asks for, None for any text.
       after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
+      has_format: whether an answer without calls is a text of a grammar too.
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
       seed: None for a text that differs each time.
       include_usage: whether a stream ends with the numbers of tokens.
@@ -107,8 +109,9 @@ class Completion:
     tools: tuple[Form, Tools] | None = None
     thoughts: Thoughts = ()
     content: tuple[str, str] = ("", "")
-    grammar: structured.GrammarField | None = None
+    grammar: GrammarField | None = None
     after: str | None = None
+    has_format: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int | None = None
     stream: bool = False
@@ -274,11 +277,11 @@ class BodyReader:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept."""
         if completion.grammar is None:
             return completion
-        make, of_tools = completion.grammar.make, completion.tools
+        of_tools = completion.tools
         with completion.grammar.errors():
             while True:
                 try:
-                    grammar = make()
+                    grammar = completion.grammar.make(*of_tools or ())
                     table = constraining.table_of(
                         grammar, text_lib.token_bytes(self.tokenizer), completion.options["eos_ids"], self.vocab_size
                     )
@@ -290,7 +293,6 @@ class BodyReader:
                         raise
                     form, chosen = of_tools
                     of_tools = form, chosen.looser(form, str(error))
-                    make = functools.partial(of_tools[1].grammar, form, completion.thoughts)
         return dataclasses.replace(completion, options=completion.options | {"grammar": grammar})
 
     def tokens(self, body: Body) -> list[int]:
@@ -518,7 +520,7 @@ def _shares(values: Body) -> Body:
 
 def _with_grammar_of(values: Body, completion: Completion) -> Completion:
     """Returns a completion with the grammar that the values of a body's fields or its tools ask for."""
-    grammar, after = structured.read(values), None
+    grammar, after, has_format = structured.read(values), None, False
     if grammar is None and completion.tools is None:
         return completion
     if not completion.options["eos_ids"]:
@@ -527,12 +529,25 @@ def _with_grammar_of(values: Body, completion: Completion) -> Completion:
         accepted = f"{accepted} beside {asking}, whose texts need a token that ends them"
         raise refused(name, values.get(name), accepted)
     if completion.tools is not None:
-        form, chosen = completion.tools
-        if grammar is not None:
-            raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
-        grammar = structured.GrammarField(
-            "tools", functools.partial(chosen.grammar, form, completion.thoughts, completion.content)
-        )
+        has_format = grammar is not None and not completion.tools[1].must_call
+        grammar = _of_tools(completion, grammar if has_format else None)
     elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
         grammar = grammar.after(after)
-    return dataclasses.replace(completion, grammar=grammar, after=after)
+    return dataclasses.replace(completion, grammar=grammar, after=after, has_format=has_format)
+
+
+def _of_tools(completion: Completion, other: GrammarField | None) -> GrammarField:
+    """Returns the grammar of calls, by default of the completion's tools, or of a text that another field asks for."""
+    assert completion.tools is not None
+    form, given = completion.tools
+
+    def make(form: Form = form, chosen: Tools = given) -> Grammar:
+        text = None
+        if other is not None:
+            with other.errors():
+                text = other.make()
+            if text.is_tagged:
+                raise RequestError(f"{other.field} and tools ask for two grammars of tags: leave out one", other.field)
+        return chosen.grammar(form, completion.thoughts, completion.content, text)
+
+    return GrammarField("tools", make)

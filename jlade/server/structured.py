@@ -18,12 +18,12 @@ from jlade.server.fields import Body, RequestError, refused
 from jlade.server.kinds import Kind, Table, only
 
 TEXT_FORMAT = "text.format"  # of `/v1/responses`
-Make = Callable[[], Grammar]
+Make = Callable[..., Grammar]  # without arguments, or with those of tools
 log = logging.getLogger(__name__)
 
 
 class GrammarField(NamedTuple):
-    """A grammar that a field asks for. To make it may take seconds."""
+    """A grammar that a field asks for. `make` may take seconds, and is called within `errors`."""
 
     field: str
     make: Make

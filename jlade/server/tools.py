@@ -22,7 +22,7 @@ from jlade.server.thoughts import Thoughts, end_of_begun
 
 AUTO, NO_TOOLS = "auto", "none"
 ANY_OBJECT: Body = {"type": "object"}
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as those of MCP
 OF_FIELDS = {"type", "properties", "required", "additionalProperties"}  # keywords that fields hold
 SIMPLE = ("string", "integer", "number", "boolean", "null")  # types of values without parts
 DEFINITIONS = ("$defs", "definitions")
@@ -58,13 +58,20 @@ class Tools:
         functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.given)
         return f"You can call these functions:\n{functions}\n\nA call is written so:\n{form.example()}"
 
-    def grammar(self, form: Form, thoughts: Thoughts = (), content: tuple[str, str] = ("", "")) -> Grammar:
+    def grammar(
+        self,
+        form: Form,
+        thoughts: Thoughts = (),
+        content: tuple[str, str] = ("", ""),
+        other: Grammar | None = None,
+    ) -> Grammar:
         """Returns the grammar of the answer.
 
         Args:
           form: of the calls.
           thoughts: with which the answer may begin. If it has to call, it has only those that the prompt has begun.
           content: texts that may be around other text than thoughts and calls.
+          other: of an answer without calls, which are the whole of one with them; None for any text around calls.
 
         Raises:
           ValueError: the schema of a strict tool is wrong or not supported; names the tool.
@@ -79,6 +86,7 @@ class Tools:
                 maximum=None if self.is_parallel else 1,
                 thoughts=() if self.must_call else thoughts,
                 content=content,
+                other=None if other is None else (other.kind, other.source),
             ),
             is_checked=False,
         )
@@ -209,15 +217,21 @@ def _say_loose(name: str, reason: str) -> None:
     log.warning("the schema of the tool %s, which is not strict, is not held in full: %s", name, reason)
 
 
-def read(values: Body, within: str = ".function") -> Tools | None:
+def read(values: Body, within: str = ".function", paths: Sequence[str] | None = None) -> Tools | None:
     """Returns the tools of a chat; None if there are none, or `tool_choice` forbids them.
 
-    `within` is the path of the fields of a function in a tool, as its client wrote it.
+    A named function is called once, and an answer that has to call does so once unless `parallel_tool_calls` is true.
+
+    Args:
+      values: of the fields of a body.
+      within: the path of the fields of a function in a tool, as its client wrote it.
+      paths: of the tools; None for their places in `tools`.
     """
     written, choice = values.get("tools", []), values.get("tool_choice", AUTO)
     if not isinstance(written, list):
         raise refused("tools", written, "a list of functions")
-    tools = [_tool(f"tools[{i}]", tool, within) for i, tool in enumerate(written)]
+    paths = paths or [f"tools[{i}]" for i in range(len(written))]
+    tools = [_tool(path, tool, within) for path, tool in zip(paths, written, strict=True)]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise refused("tools", names, "functions of different names")
@@ -236,8 +250,8 @@ def read(values: Body, within: str = ".function") -> Tools | None:
         if choice != AUTO:
             raise refused("tools", written, f"at least one function for tool_choice={choice}")
         return None
-    is_parallel = kinds.boolean("parallel_tool_calls", values.get("parallel_tool_calls", True))
-    return Tools(written, chosen, choice != AUTO, is_parallel)
+    is_parallel = kinds.boolean("parallel_tool_calls", values.get("parallel_tool_calls", choice == AUTO))
+    return Tools(written, chosen, choice != AUTO, is_parallel and isinstance(choice, str))
 
 
 def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:

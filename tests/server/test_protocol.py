@@ -36,7 +36,7 @@ from jlade.server import fields, kinds, token_ids
 from jlade.server.body_fields import HARMLESS, UNSUPPORTED
 from jlade.server.fields import RequestError
 from jlade.server.kinds import Nested
-from jlade.server.responses import reading
+from jlade.server.responses import items
 from tests.server import json_chat, test_responses
 from tests.server.conftest import HELLO, READER, response
 from tests.server.tiny_chat import CHAT_TOKENIZER, TOKENIZER
@@ -346,8 +346,11 @@ def test_each_field_within_a_field_of_openai_is_known():
         ("message", of_items.Message | ResponseOutputMessageParam | EasyInputMessageParam),
         ("function_call", ResponseFunctionToolCallParam),
         ("function_call_output", of_items.FunctionCallOutput),
+        ("custom_tool_call", of_items.ResponseCustomToolCallParam),
+        ("custom_tool_call_output", of_items.ResponseCustomToolCallOutputParam),
+        ("reasoning", of_items.ResponseReasoningItemParam),
     ):
-        assert list(unknown_of(hint, reading.ITEMS[kind])) == []
+        assert list(unknown_of(hint, items.ITEMS[kind])) == []
     assert "content.text" in unknown_of(of_chat["messages"], {"content": Nested({})})
 
 

@@ -185,8 +185,13 @@ OF_GRAMMARS = [
     ({"guided_choice": ["a}b"], "stop_token_ids": [BRACE]}, "stop_token_ids", f"stop_token_ids ... [{BRACE}]"),
     ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", "ignore_eos must be left out beside guided_choice"),
 ]
+STRUCTURAL_TAG = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}
 OF_TOOLS = [
-    ({"tools": [tool("f")], "guided_choice": ["a"]}, "guided_choice", "guided_choice and tools ask for two grammars"),
+    (
+        {"tools": [tool("f")], "structural_tag": STRUCTURAL_TAG},
+        "structural_tag",
+        "structural_tag and tools ask for two grammars",
+    ),
     ({"tools": [tool("show", {"not": {"contains": 1}}, strict=True)]}, "tools", "show: #"),
     ({"tools": [tool("f")], "ignore_eos": True}, "ignore_eos", "ignore_eos must be left out beside tools"),
     ({"tools": {}}, "tools", "tools must be a list"),
@@ -224,23 +229,26 @@ OF_SAMPLING = [
     ({"bad_words": ["a"]}, "bad_words", "bad_words=... is not supported"),
     ({"prompt_logprobs": 4}, "prompt_logprobs", "must be at most 3, the limit"),
 ]
+GRAMMAR = {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "bnf", "definition": "a"}}
 OF_RESPONSES = [
     ({"input": []}, "input", "input must be a string, or a list of at least one item, got []"),
     ({"input": None}, "input", "got None"),
     ({"input": ["a"]}, "input[0]", "an item: an object with its type, got 'a'"),
-    ({"input": [CALL, OUTPUT | {"namespace": "n"}]}, "input[1].namespace", "is not supported"),
     ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be an integer from 1"),
     ({"max_tokens": 3}, "max_tokens", "max_tokens=3 is not supported"),
     ({"background": True}, "background", "background=True is not supported"),
     ({"conversation": "c"}, "conversation", "conversation='c' is not supported"),
-    ({"reasoning": {"effort": "low"}}, "reasoning.effort", "reasoning.effort='low' is not supported"),
+    ({"reasoning": {"effort": "much"}}, "reasoning.effort", "reasoning.effort must be one of none, minimal, low"),
     ({"reasoning": {"context": "all_turns"}}, "reasoning.context", "reasoning.context='all_turns' is not supported"),
     ({"tools": [SHOP | {"async": True}]}, "tools[0].async", "tools[0].async=True is not supported"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "the server runs no tools"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity='low' is not supported"),
+    ({"tools": [{"type": "made_up"}]}, "tools[0]", "a function or a custom tool ... 'made_up'"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": 3}]}]}, "tools[0].tools[0]", "a function or"),
+    ({"tools": [GRAMMAR]}, "tools[0].format", "tools[0].format must be text, or a grammar"),
+    ({"tools": [SHOP], "tool_choice": {"type": "web_search"}}, "tool_choice", "functions of tools, got ...web_search"),
+    ({"text": {"verbosity": "lengthy"}}, "text.verbosity", "text.verbosity must be one of medium, low, high"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format must be"),
     ({"truncation": "left"}, "truncation", "one of auto, disabled"),
-    ({"include": ["file_search_call.results"]}, "include", "a list of message.output_text.logprobs"),
+    ({"include": ["made_up"]}, "include", "a list of message.output_text.logprobs"),
     ({"top_logprobs": 4}, "top_logprobs", "top_logprobs must be at most 3"),
     ({"previous_response_id": 3}, "previous_response_id", "must be a string"),
     ({"return_token_ids": True}, "return_token_ids", "is not supported"),
@@ -258,11 +266,12 @@ OF_ITEMS = [
         "as the model reads text alone, got 'input_image'",
     ),
     ({"role": "assistant", "content": [{"type": "refusal"}]}, "input[0].content[0].type", "output_text"),
-    ({"type": "reasoning", "summary": []}, "input[0].type", "must be message, function_call or"),
-    ({"type": "item_reference", "id": "m"}, "input[0].type", "got 'item_reference'"),
-    (OUTPUT, "input[0].call_id", "must be that of an earlier function_call, got 'c1'"),
+    ({"type": "reasoning", "content": [{"type": "t"}]}, "input[0].content[0].type", "must be reasoning_text"),
+    ({"type": "made_up"}, "input[0].type", "must be message, function_call, function_call_output"),
+    ({"type": "item_reference", "id": "m"}, "input[0].id", "that of an item of a stored response, got 'm'"),
+    (OUTPUT, "input[0].call_id", "must be that of an earlier call, got 'c1'"),
     (CALL | {"arguments": [3]}, "input[0].arguments", "must be a string"),
-    (CALL | {"namespace": "n"}, "input[0].namespace", "input[0].namespace='n' is not supported"),
+    (CALL | {"namespace": 3}, "input[0].namespace", "input[0].namespace must be a string"),
 ]
 NO_CHOICES = [
     {"type": "function", "name": "f"},

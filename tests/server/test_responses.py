@@ -12,10 +12,14 @@ from hypothesis import strategies
 from openai.types.responses import Response, ResponseStreamEvent
 
 from jlade import SamplingConfig
+from jlade.server import kinds
 from jlade.server.body_fields import LOGPROBS, UNSUPPORTED
+from jlade.server.calls import Arguments, Called, Content, Thought
 from jlade.server.fields import RequestError
+from jlade.server.responses import tools
 from jlade.server.responses.events import ItemsWriter
 from jlade.server.responses.store import Store
+from jlade.server.writer import _Choice as Choice
 from jlade.server.writer import one_piece
 from tests.server import json_chat
 from tests.server.answers import Shirt
@@ -76,6 +80,14 @@ def replayed(found):
                 item["content"][0]["logprobs"] += event["logprobs"]
             case "function_call_arguments.delta":
                 item["arguments"] += event["delta"]
+            case "reasoning_text.delta":
+                item["content"][0]["text"] += event["delta"]
+            case "custom_tool_call_input.delta":
+                item["input"] += event["delta"]
+            case "reasoning_text.done":
+                assert event["text"] == item["content"][0]["text"]
+            case "custom_tool_call_input.done":
+                assert event["input"] == item["input"]
             case "output_text.done":
                 assert {name: event[name] for name in ("text", "logprobs")}.items() <= item["content"][0].items()
             case "content_part.done":
@@ -203,6 +215,94 @@ def test_items_become_messages():
     ]
 
 
+CODEX = {  # the tools of its requests, shortened
+    "tools": [
+        SHOP,
+        {"type": "namespace", "name": "agents_v1", "description": "d", "tools": [BUY | {"strict": False}]},
+        {
+            "type": "custom",
+            "name": "patch",
+            "format": {"type": "grammar", "syntax": "regex", "definition": "(?:é|\n)+"},
+        },
+        {"type": "web_search", "external_web_access": False},
+    ],
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "text": {"verbosity": "low"},
+    "client_metadata": {"id": "a"},
+    "store": False,
+    "parallel_tool_calls": False,
+}
+
+
+def test_a_later_turn_of_codex(caplog):
+    for say in (kinds._say_without_effect, tools._leave_out):  # once in all tests
+        say.cache_clear()
+    given = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        CALL | {"namespace": "agents_v1"},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "é", "status": "completed"},
+        OUTPUT,
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+    ]
+    _, answer, *_ = conversation({"input": given} | CODEX | {"tools": []})
+    assert answer["reasoning_content"] == "hm"
+    assert [call["function"] for call in answer["tool_calls"]] == [
+        {"name": "agents_v1__shop", "arguments": {"size": "small"}},
+        {"name": "patch", "arguments": {"input": "é"}},
+    ]
+    asked = response({"input": "a"} | CODEX, json_chat.READER)
+    assert [tool.name for tool in asked.tools[1].tools] == ["shop", "agents_v1__buy", "patch"]
+    assert asked.repeated["tools"][1:] == CODEX["tools"][1:]
+    for line in ("tools of the type web_search are left out", "text.verbosity of a request has no effect"):
+        assert caplog.text.count(line) == 1
+    named = {"tool_choice": {"type": "custom", "name": "patch"}}
+    assert [tool.name for tool in response({"input": "a"} | CODEX | named, json_chat.READER).tools[1].tools] == [
+        "patch"
+    ]
+
+
+def test_a_second_turn_of_the_ai_sdk(served):
+    first = served.client.post(RESPONSES, json={"input": "ab", "max_output_tokens": 4, "temperature": 0}).json()
+    (item,) = first["output"]
+    reference = {"type": "item_reference", "id": item["id"]}
+    bodies = [
+        {"input": [{"role": "user", "content": "ab"}, reference, {"role": "user", "content": "b"}]},
+        {"input": "b", "previous_response_id": first["id"]},
+    ]
+    texts = [
+        served.client.post(RESPONSES, json=body | {"max_output_tokens": 4, "temperature": 0}).json()["output"][0][
+            "content"
+        ]
+        for body in bodies
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_items_of_thoughts_and_of_calls_of_other_tools(monkeypatch):
+    """The parts of an answer are given."""
+    asked = response({"input": "a"} | CODEX, json_chat.READER)
+    parts = [
+        *(Thought("h"), Thought("m"), Content("so")),
+        *(Called("agents_v1__buy"), Arguments("{}")),
+        *(Called("patch"), Arguments('{"input"'), Arguments(': "a\\'), Arguments("n\\ud83d"), Arguments('\\ude00"}')),
+    ]
+    monkeypatch.setattr(Choice, "parts", lambda *_: parts)
+    result = alone("ab", max_new_tokens=2)
+    writer = ItemsWriter(asked, "tiny", json_chat.TOKENIZER, "id")
+    found = [*writer.begin(), *writer.chunks(0, one_piece(result)), *writer.end([result], 0)]
+    for event in found:
+        EVENTS.validate_python(event)
+    output = found[-1]["response"]["output"]
+    assert replayed(found) == output
+    thought, message, call, custom = output
+    assert [thought["content"], message["content"][0]["text"]] == [[{"type": "reasoning_text", "text": "hm"}], "so"]
+    assert (call["name"], call["namespace"], call["arguments"]) == ("buy", "agents_v1", "{}")
+    assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "patch", "a\n😀")
+
+
 def test_instructions_are_joined_with_a_system_item_where_the_template_takes_one():
     one = """{% for m in messages %}{% if m.role == 'system' and not loop.first %}
     {{- raise_exception('at the beginning') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"""
@@ -242,10 +342,12 @@ def test_a_response_goes_on_from_an_earlier_one(client, served):
 def test_the_store_forgets_the_oldest_responses():
     store = Store(max_bytes=800)
     for i in range(5):
-        store.add([{"content": "x" * 300}], {"id": f"r{i}", "output": [{"content": "y"}]})
+        store.add([{"content": "x" * 300}], {"id": f"r{i}", "output": [{"id": f"i{i}"}]})
     assert [i for i in range(5) if store.find(f"r{i}") is not None] == [3, 4]
-    assert store.find("r4").items == [{"content": "x" * 300}, {"content": "y"}]
+    assert store.find("r4").items == [{"content": "x" * 300}, {"id": "i4"}]
+    assert [store.find_item(f"i{i}") for i in (2, 3)] == [None, {"id": "i3"}]
     assert store.remove("r3")
+    assert store.find_item("i3") is None
     assert not store.remove("r3")
     store.add([{"content": "x" * 300}], {"id": "r5", "output": []})
     assert store.find("r4") is not None, "what was removed takes no memory"

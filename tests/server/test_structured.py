@@ -61,7 +61,7 @@ def test_a_schema_that_is_not_strict_is_held_but_for_what_is_not_supported(caplo
     body = {"response_format": {"type": "json_schema", "json_schema": {"name": "shirt", "schema": schema}}}
 
     def grammar():
-        return structured.read(kinds.read(body, structured.GRAMMARS)).grammar()
+        return structured.read(kinds.read(body, structured.GRAMMARS)).make()
 
     for _ in range(2):
         assert grammar() == Grammar.json_schema(SCHEMA | {"minProperties": 1})
@@ -280,6 +280,25 @@ def test_the_client_gets_objects(client):
     )
     assert completion.choices[0].text in ("ababab", "abababc")
     assert completion.choices[0].finish_reason == "stop"
+
+
+def test_a_format_beside_tools(client):
+    """With a choice the call alone, without one the format or a call, and without tools the format."""
+    options = {"response_format": {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA}}}
+    options |= {"tools": [tool("buy", strict=True)]}
+    buy = {"type": "function", "function": {"name": "buy"}}
+    for choice, kinds_of_answers in (("none", {"stop"}), ("auto", {"stop", "tool_calls"}), (buy, {"tool_calls"})):
+        answer = asked(client, tool_choice=choice, **options).choices[0]
+        assert answer.finish_reason in kinds_of_answers
+        text = answer.message.content
+        if answer.finish_reason == "tool_calls":
+            assert text is None
+            (call,) = answer.message.tool_calls
+            text = call.function.arguments
+        assert json.loads(text)["size"] in ("small", "large")
+        streamed = list(asked(client, tool_choice=choice, stream=True, **options))
+        deltas = [chunk.choices[0].delta for chunk in streamed]
+        assert "".join(delta.content or "" for delta in deltas) == (answer.message.content or "")
 
 
 def test_an_answer_may_use_no_tool(client):

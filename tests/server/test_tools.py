@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import MARK, special
 from jlade.server import calls, tools
 from jlade.server.call_formats import Fields, Form
@@ -167,9 +168,9 @@ def test_the_form_of_a_template(template, form):
     assert form_of(template) == form
 
 
-def read(asked, form, text, seed=None, thoughts=()):
+def read(asked, form, text, seed=None, thoughts=(), **options):
     """Returns the thoughts, the content and the calls of an answer, whole or in random pieces."""
-    reader, parts, chance = AnswerReader(thoughts, CallReader(form, asked)), [], random.Random(seed)
+    reader, parts, chance = AnswerReader(thoughts, CallReader(form, asked, **options)), [], random.Random(seed)
     while text and seed is not None:
         length = chance.randint(1, 1 + seed)
         parts += reader.feed(text[:length])
@@ -274,18 +275,21 @@ def test_calls_are_read_in_any_pieces(text):
 def test_calls_that_a_template_writes_are_accepted_and_read(name, made):
     text = rendered(name, made)
     for choice in ("auto", "required"):
-        asked = tools.read({"tools": [SHOP, SHOPS], "tool_choice": choice})
+        asked = tools.read({"tools": [SHOP, SHOPS], "tool_choice": choice, "parallel_tool_calls": True})
         assert accepts(asked.grammar(form(name)), text)
         for seed in (None, 0, 1, 3, 10, 30):
             _, content, found = read(asked, form(name), text, seed)
             assert content == ""
             assert [(name, json.loads(arguments)) for name, arguments in found] == made
 
-    alone = tools.read({"tools": [SHOP, SHOPS], "parallel_tool_calls": False})
-    assert accepts(alone.grammar(form(name)), text) is (len(made) == 1)
-    assert not accepts(alone.grammar(form(name)), text + text)
-    only = tools.read({"tools": [SHOP, SHOPS], "tool_choice": SHOPS})
-    assert accepts(only.grammar(form(name)), text) is (made == [("shops", {})])
+    for one in ({"parallel_tool_calls": False}, {"tool_choice": "required"}):
+        alone = tools.read({"tools": [SHOP, SHOPS]} | one)
+        assert accepts(alone.grammar(form(name)), text) is (len(made) == 1)
+        assert not accepts(alone.grammar(form(name)), text + text)
+    for named in ({"tool_choice": SHOPS}, {"tool_choice": SHOPS, "parallel_tool_calls": True}):
+        only = tools.read({"tools": [SHOP, SHOPS]} | named)
+        assert accepts(only.grammar(form(name)), text) is (made == [("shops", {})])
+        assert not accepts(only.grammar(form(name)), text + text)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -300,6 +304,41 @@ def test_text_beside_calls(name):
     assert not accepts(grammar, call[: len(call) // 2]), "a call is whole"
     assert not accepts(grammar, f"a{special('[ARGS]')}b"), "special tokens are in calls alone"
     assert not accepts(grammar, f"a{MARK}b")
+
+
+LIKE_CALLS = {"type": "object", "properties": {"name": {"enum": ["shops", "x"]}, "arguments": {}}}
+FORMATS = [
+    (Grammar.json(), '{"a": 1}', "<tool_call>"),
+    (Grammar.json_schema(LIKE_CALLS), '{"name": "x", "arguments": {}}', '{"name": "y"}'),
+    (Grammar.regex("[ab]{2}\n*"), "ab\n", "a"),
+]
+
+
+@pytest.mark.parametrize("form", [*FORMS.values(), Form('{"name": "', '", "arguments": ', "}")])
+@pytest.mark.parametrize(("other", "text", "wrong"), FORMATS)
+def test_a_format_beside_calls(form, other, text, wrong):
+    asked = tools.read({"tools": [SHOPS]})
+    arguments = "{}" if form.fields is None else ""
+    call = f"{form.opening}shops{form.middle}{arguments}{form.closing}"
+    thought = f"<think>so {call}</think>\n\n".replace(MARK, "")
+    for marks, before, cut_off in (
+        ((), "", "</think>"),
+        ([("<think>", "</think>")], "", "<think>"),
+        ([("<think>", "</think>")], thought, thought[:-10]),
+        ([("", "</think>")], thought.removeprefix("<think>"), "so"),
+    ):
+        grammar = asked.grammar(form, marks, other=other)
+        assert accepts(grammar, before + text)
+        assert accepts(grammar, before + call)
+        for refused in (wrong, text + call, call + text):
+            assert not accepts(grammar, before + refused)
+        for answer in (text, call):
+            assert not accepts(grammar, cut_off + answer)
+        for seed in (None, 0, 1, 3, 20):
+            for answer, expected in ((text, (text, [])), (call, ("", [("shops", "{}")]))):
+                assert read(asked, form, before + answer, seed, marks, is_either=True)[1:] == expected
+    within = f"[{call}]".replace(MARK, "")
+    assert read(asked, form, within, 1, is_either=True) == ("", within, []), "a call begins the answer"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -9,10 +9,17 @@ from typing import Any
 from jlade.generation.results import FAILURES, Generation, Piece
 from jlade.generation.text import Tokenizer
 from jlade.server import writer
-from jlade.server.calls import Arguments, Called, Content, Part
+from jlade.server.calls import Arguments, Called, Content, Part, Thought
 from jlade.server.fields import Body, RequestError
 from jlade.server.responses.reading import ItemsCompletion
+from jlade.server.responses.tools import InputReader, Origin
 from jlade.server.writer import Scores, Writer, one_piece
+
+# The field of a call's item with its text, and the name of it in events.
+TEXT_OF_CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
 
 
 class ItemsWriter(Writer):
@@ -25,6 +32,7 @@ class ItemsWriter(Writer):
         self._num_events = 0
         self._output: list[Body] = []
         self._is_open = False  # whether the last item is
+        self._input = InputReader()  # of the last call of a custom tool
         self._entries: list[Body] = []  # of log-probabilities, whose text has not come
         self._response: Body = {
             "id": new_id("resp"),
@@ -104,7 +112,7 @@ class ItemsWriter(Writer):
     def _events_of(self, part: Part) -> Iterator[Body]:
         match part:
             case Content(text):
-                if not self._is_open or self._output[-1]["type"] != "message":
+                if not self._is_in("message"):
                     yield from self._close()
                     yield from self._open_message()
                 shown = self._output[-1]["content"][0]
@@ -112,17 +120,45 @@ class ItemsWriter(Writer):
                 entries, self._entries = self._entries, []
                 shown["logprobs"] += entries
                 yield self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=entries)
+            case Thought(text):
+                if not self._is_in("reasoning"):
+                    yield from self._close()
+                    item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []}
+                    yield from self._open_with_part(item, {"type": "reasoning_text", "text": ""})
+                self._output[-1]["content"][0]["text"] += text
+                yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
             case Called(name):
                 yield from self._close()
-                call = {"type": "function_call", "call_id": writer.call_id(), "name": name, "arguments": ""}
-                yield from self._open({"id": new_id("fc"), **call})
+                yield from self._open(self._call(self._completion.origins[name]))
             case Arguments(text):
-                self._output[-1]["arguments"] += text
-                yield self._of_item("response.function_call_arguments.delta", delta=text)
+                call = self._output[-1]
+                field, event = TEXT_OF_CALLS[call["type"]]
+                if call["type"] == "custom_tool_call":
+                    text = self._input.feed(text)
+                call[field] += text
+                if text:
+                    yield self._of_item(f"response.{event}.delta", delta=text)
+
+    def _is_in(self, kind: str) -> bool:
+        """Whether the last item is open, and of this type."""
+        return self._is_open and self._output[-1]["type"] == kind
+
+    def _call(self, origin: Origin) -> Body:
+        """Returns the item of a call that begins."""
+        self._input = InputReader()
+        kind, short = ("custom_tool_call", "ctc") if origin.kind == "custom" else ("function_call", "fc")
+        call: Body = {"id": new_id(short), "type": kind, "call_id": writer.call_id(), "name": origin.name}
+        if origin.namespace is not None:
+            call["namespace"] = origin.namespace
+        return call | {TEXT_OF_CALLS[kind][0]: ""}
 
     def _open_message(self) -> Iterator[Body]:
-        yield from self._open({"id": new_id("msg"), "type": "message", "role": "assistant", "content": []})
-        part: Body = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item = {"id": new_id("msg"), "type": "message", "role": "assistant", "content": []}
+        yield from self._open_with_part(item, {"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+
+    def _open_with_part(self, item: Body, part: Body) -> Iterator[Body]:
+        """Yields the events that begin an item with a single part."""
+        yield from self._open(item)
         self._output[-1]["content"].append(part)
         yield self._of_item("response.content_part.added", content_index=0, part=part)
 
@@ -136,15 +172,19 @@ class ItemsWriter(Writer):
         if not self._is_open:
             return
         item, self._is_open = self._output[-1], False
-        if item["type"] == "message":
-            part = item["content"][0]
-            part["logprobs"] += self._entries
-            text = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield self._of_item("response.output_text.done", content_index=0, **text)
-            yield self._of_item("response.content_part.done", content_index=0, part=part)
-        else:
-            call = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._of_item("response.function_call_arguments.done", **call)
+        match item:
+            case {"type": "message", "content": [part]}:
+                part["logprobs"] += self._entries
+                text = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield self._of_item("response.output_text.done", content_index=0, **text)
+                yield self._of_item("response.content_part.done", content_index=0, part=part)
+            case {"type": "reasoning", "content": [part]}:
+                yield self._of_item("response.reasoning_text.done", content_index=0, text=part["text"])
+                yield self._of_item("response.content_part.done", content_index=0, part=part)
+            case {"type": "function_call", "name": name, "arguments": arguments}:
+                yield self._of_item("response.function_call_arguments.done", name=name, arguments=arguments)
+            case {"type": "custom_tool_call", "input": text}:
+                yield self._of_item("response.custom_tool_call_input.done", input=text)
         item["status"] = status
         yield self._of_whole_item("response.output_item.done")
 
