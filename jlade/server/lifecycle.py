@@ -72,7 +72,7 @@ def leave(status: int) -> NoReturn:
 
 
 class Loading:
-    """The application of a service, once there is one. Before, it refuses each request in OpenAI's form.
+    """The application of a service, once there is one. Before, it refuses each request.
 
     Attributes:
       service: None while the model loads.
@@ -86,7 +86,8 @@ class Loading:
         if self.service is not None:
             await self.service.app(scope, receive, send)
         elif scope["type"] == "http":
-            await guard.refuse(RequestError(f"the server starts: {self.doing}", status=503))(scope, receive, send)
+            error = RequestError(f"the server starts: {self.doing}", status=503)
+            await guard.refuse(error, scope)(scope, receive, send)
 
 
 class _Connection(H11Protocol):

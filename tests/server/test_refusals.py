@@ -206,7 +206,7 @@ OF_CALLS = [
 ]
 OF_TOKENIZE = [
     ({field: {"a": 1}}, field, f"{field}=... is not supported")
-    for field in ("chat_template", "chat_template_kwargs", "continue_final_message", "tools")
+    for field in ("chat_template", "chat_template_kwargs", "continue_final_message")
 ]
 OF_DETOKENIZE = [({"tokens": [13]}, "tokens", "tokens must be a list of token ids from 0 to 12, got 13")]
 OF_TOKENS = [
