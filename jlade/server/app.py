@@ -34,6 +34,7 @@ from jlade.server.writer import Writer
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
+PING_SECONDS = 10.0  # without an event, after which a stream sends something that holds idle connections
 KEYS = {"prefix_key", "remember_key"}  # options that say which requests share what
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies hand on each event at once
 log = logging.getLogger(__name__)
@@ -129,7 +130,9 @@ class Service:
         choices = Choices(self.engine, completion, self._metrics, self._seconds)
         self._active.add(choices)
         if completion.stream:
-            return _Events(self._events(choices, writer), functools.partial(self._end, choices))
+            return _Events(
+                _with_pings(self._events(choices, writer), writer.ping), functools.partial(self._end, choices)
+            )
         try:
             generations = await _unless_gone(request.receive, choices.results())
             return JsonResponse(writer.whole(generations, choices.num_cached, choices.prompt_logprobs))
@@ -241,6 +244,23 @@ class _Events(StreamingResponse):
         finally:
             self._end()
             await self._events.aclose()
+
+
+async def _with_pings(events: AsyncGenerator[str, None], ping: str) -> AsyncGenerator[str, None]:
+    """Yields events, and a ping for each `PING_SECONDS` without one."""
+    async with contextlib.aclosing(events):
+        following = asyncio.ensure_future(anext(events, None))
+        try:
+            while True:
+                while not (await asyncio.wait({following}, timeout=PING_SECONDS))[0]:
+                    yield ping
+                if (event := following.result()) is None:
+                    return
+                yield event
+                following = asyncio.ensure_future(anext(events, None))
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
 
 async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:

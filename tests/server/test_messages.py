@@ -6,6 +6,7 @@ import json
 import pytest
 
 from jlade import SamplingConfig
+from jlade.server import app
 from jlade.server.fields import RequestError
 from jlade.server.messages import reading
 from tests.server import json_chat
@@ -78,6 +79,17 @@ def test_a_message_is_the_text_of_a_chat(served, stops):
     found = events(served.client.post(MESSAGES, json=body | {"stream": True}))
     assert [event["type"] for event in found[:3]] == ["message_start", "ping", "content_block_start"]
     assert without_ids(replayed(found)) == without_ids(whole)
+
+
+@pytest.mark.parametrize(("path", "ping"), [(MESSAGES, "event: ping"), ("/v1/chat/completions", ": ")])
+def test_a_silent_stream_sends_pings(served, rounds, monkeypatch, path, ping):
+    monkeypatch.setattr(app, "PING_SECONDS", 0.05)
+    with served.client.stream("POST", path, json=AB | {"stream": True}) as response:
+        lines = response.iter_lines()
+        for _ in range(3):
+            assert ping in lines
+        rounds.release(1000)
+        assert any("stop" in line for line in lines), "the events come after them"
 
 
 def test_a_message_takes_the_tokens_that_fit(served):
