@@ -294,7 +294,7 @@ def _ending(index: int, tokens: list[int], stopped: bool, request: DecodeRequest
         return reason, None
     detokenizer = Detokenizer(request.tokenizer, request.stop[index])
     text = detokenizer.feed(tokens, last=True)
-    return "stop" if detokenizer.stopped else reason, text
+    return "stop" if detokenizer.stop_string is not None else reason, text
 
 
 def _is_dead_end(index: int, tokens: list[int], request: DecodeRequest) -> bool:

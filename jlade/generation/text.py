@@ -254,7 +254,7 @@ class Detokenizer:
       keeps_stop: whether the text ends after the stop string, not before it.
 
     Attributes:
-      stopped: whether a stop string was cut off.
+      stop_string: the stop string that was cut off, None for none.
     """
 
     def __init__(
@@ -264,7 +264,8 @@ class Detokenizer:
         with_special: bool = False,
         keeps_stop: bool = False,
     ):
-        self.stopped, self._keeps_stop = False, keeps_stop
+        self.stop_string: str | None = None
+        self._keeps_stop = keeps_stop
         spelled = token_bytes(tokenizer)
         self._bytes_of = spelled.in_grammar if with_special else spelled.__getitem__
         self._stop = [string.encode() for string in stop]
@@ -280,7 +281,7 @@ class Detokenizer:
         text = self._held + b"".join(new)
         if last:
             found = find_stop(text, len(text) - len(new[-1]), self._stop) if new and cuts else None
-            self.stopped = found is not None
+            self.stop_string = None if found is None else text[slice(*found)].decode()
             end = len(text) if found is None else found[self._keeps_stop]
         else:
             end = len(text) - _length_of_beginning(text, self._stop)

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's interface, health, metrics and the page, over an engine."""
+"""The routes: OpenAI's and Anthropic's interfaces, health, metrics and the page, over an engine."""
 
 import asyncio
 import contextlib
@@ -23,17 +23,18 @@ from jlade.engine.engine import Engine
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
-from jlade.server import fields, guard, page, responses, token_ids
+from jlade.server import fields, guard, messages, page, responses, token_ids
 from jlade.server.choices import Choices, key
 from jlade.server.fields import Body, RequestError
 from jlade.server.guard import Guard, JsonResponse
 from jlade.server.metrics import Metrics
 from jlade.server.protocol import BodyReader, CompletionT
 from jlade.server.token_ids import TokensWriter
-from jlade.server.writer import DONE, Writer
+from jlade.server.writer import Writer
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
+PING_SECONDS = 10.0  # without an event, after which a stream sends something that holds idle connections
 KEYS = {"prefix_key", "remember_key"}  # options that say which requests share what
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies hand on each event at once
 log = logging.getLogger(__name__)
@@ -68,16 +69,17 @@ class Service:
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"jlade {kind}") for kind in ("reader", "long reader", "grammars")
         ]
-        complete = functools.partial(functools.partial, self._complete)
+        complete, answer = (functools.partial(functools.partial, made) for made in (self._complete, self._answer))
         routes: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/chat/completions", complete(reader.chat, Writer)),
             ("POST", "/v1/completions", complete(reader.completion, Writer)),
             *responses.routes(reader, complete),
+            *messages.routes(reader, complete, answer),
             ("POST", "/inference/v1/generate", complete(functools.partial(token_ids.read, reader), TokensWriter)),
             ("GET", "/v1/models", self._list_models),
             ("GET", "/v1/models/{model:path}", self._show_model),
-            ("POST", "/tokenize", self._tokenize),
-            ("POST", "/detokenize", self._detokenize),
+            ("POST", "/tokenize", answer(self._tokenized)),
+            ("POST", "/detokenize", answer(lambda body: {"prompt": reader.text(body)})),
             ("GET", "/health", self._show_health),
             ("GET", "/metrics", self._show_metrics),
             ("GET", "/version", self._show_version),
@@ -128,7 +130,9 @@ class Service:
         choices = Choices(self.engine, completion, self._metrics, self._seconds)
         self._active.add(choices)
         if completion.stream:
-            return _Events(self._events(choices, writer), functools.partial(self._end, choices))
+            return _Events(
+                _with_pings(self._events(choices, writer), writer.ping), functools.partial(self._end, choices)
+            )
         try:
             generations = await _unless_gone(request.receive, choices.results())
             return JsonResponse(writer.whole(generations, choices.num_cached, choices.prompt_logprobs))
@@ -150,9 +154,10 @@ class Service:
             for chunk in writer.end(list(generations.values()), choices.num_cached):
                 yield writer.event(chunk)
         except Exception as error:
-            for chunk in writer.failed(_in_openai_form(error)):
+            for chunk in writer.failed(_as_refusal(error)):
                 yield writer.event(chunk)
-        yield DONE
+        if writer.done:
+            yield writer.done
 
     def _end(self, choices: Choices) -> None:
         choices.cancel()
@@ -176,18 +181,15 @@ class Service:
                 f"there is no model {model!r:.100}; this server has {self._model!r}", "model", "model_not_found", 404
             )
 
-    async def _tokenize(self, request: Request) -> Response:
-        def read(body: Body) -> Body:
-            tokens, names = self.reader.tokens(body), None
-            if body.get("return_token_strs"):
-                names = [text_lib.token_name(self.reader.tokenizer, token) for token in tokens]
-            limit = self.engine.capacity
-            return {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names}
-
+    async def _answer(self, read: Callable[[Body], Body], request: Request) -> Response:
+        """Answers with what `read` makes of the body."""
         return JsonResponse(await self._read(request, read))
 
-    async def _detokenize(self, request: Request) -> Response:
-        return JsonResponse({"prompt": await self._read(request, self.reader.text)})
+    def _tokenized(self, body: Body) -> Body:
+        tokens, names = self.reader.tokens(body), None
+        if body.get("return_token_strs"):
+            names = [text_lib.token_name(self.reader.tokenizer, token) for token in tokens]
+        return {"count": len(tokens), "max_model_len": self.engine.capacity, "tokens": tokens, "token_strs": names}
 
     def _of_model(self) -> Body:
         return {
@@ -244,6 +246,23 @@ class _Events(StreamingResponse):
             await self._events.aclose()
 
 
+async def _with_pings(events: AsyncGenerator[str, None], ping: str) -> AsyncGenerator[str, None]:
+    """Yields events, and a ping for each `PING_SECONDS` without one."""
+    async with contextlib.aclosing(events):
+        following = asyncio.ensure_future(anext(events, None))
+        try:
+            while True:
+                while not (await asyncio.wait({following}, timeout=PING_SECONDS))[0]:
+                    yield ping
+                if (event := following.result()) is None:
+                    return
+                yield event
+                following = asyncio.ensure_future(anext(events, None))
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
 async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """Returns the result of `work`, or cancels it when the client goes away.
 
@@ -268,7 +287,7 @@ async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
 
 
 def _answering(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    """Returns an endpoint whose errors are responses in OpenAI's form."""
+    """Returns an endpoint whose errors are responses."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -278,12 +297,12 @@ def _answering(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any, Re
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:
-            return guard.refuse(_in_openai_form(error))
+            return guard.refuse(_as_refusal(error), request.scope)
 
     return answer
 
 
-def _in_openai_form(error: Exception) -> RequestError:
+def _as_refusal(error: Exception) -> RequestError:
     """Returns the error as the client sees it. The log alone shows a fault of the server."""
     if isinstance(error, RequestError):
         return error
@@ -294,6 +313,6 @@ def _in_openai_form(error: Exception) -> RequestError:
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    response = guard.refuse(RequestError(message, status=error.status_code))
+    response = guard.refuse(RequestError(message, status=error.status_code), request.scope)
     response.headers.update(error.headers or {})
     return response

@@ -106,6 +106,17 @@ FLAT_TOOL = FUNCTION | names(
 FLAT_NAMED = names("name", "namespace", "type")
 TEXT_FORMAT = names("description", "name", "schema", "strict", "type")
 TOOL_CHOICE = NAMED | {"allowed_tools": Nested(names("mode", tools=Nested(NAMED)))}
+THINKING = names(
+    "budget_tokens", "display", type=one_of("enabled", "disabled", "adaptive", "between_tools")
+)  # the templates know no more than whether there is to be any
+BLOCK = PART | names(
+    "caller", "citations", "data", "id", "input", "is_error", "name", "signature", "thinking", "tool_use_id",
+    "toolset_name", content=Nested(PART | names("citations")),
+)  # fmt: skip
+CUSTOM_TOOL = names(
+    "cache_control", "defer_loading", "description", "eager_input_streaming", "input_examples", "input_schema", "name",
+    "strict", "type", allowed_callers=only(["direct"]),
+)  # fmt: skip
 # Fields of `/inference/v1/generate` that are those of a completion.
 PASSED = ("cache_salt", "return_token_ids", "stream", "stream_options")
 
@@ -288,13 +299,33 @@ class Tables:
             "top_logprobs": of_chat,
             "truncation": one_of("auto", "disabled"),  # the first allows what the second forbids, and is not done
         }  # fmt: skip
+        output_format = Nested(TEXT_FORMAT, structured.text_format)
+        self.message: Table = {
+            **common,
+            **_each(only(), "container", "stop", "thread"),
+            **names(
+                "betas", "cache_control", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id",
+                messages=Nested(names("role", content=Nested(BLOCK)), anything),
+                system=Nested(PART | names("citations"), anything),
+                tool_choice=Nested(names("disable_parallel_tool_use", "name", "type"), anything),
+                tools=Nested(CUSTOM_TOOL, anything),
+            ),
+            "max_tokens": integer(1),
+            "mcp_servers": only([]),
+            "n": only(1),
+            "output_config": Nested(names("effort", "task_budget", format=output_format)),
+            "output_format": output_format,
+            "response_format": only({"type": "text"}),
+            "stop_sequences": _stop,
+            "thinking": Nested(THINKING),
+        }  # fmt: skip
         self.tokenize: Table = {
             **HARMLESS,
             **OF_TEMPLATES,
             **names("add_generation_prompt", "model", "prompt", messages=Nested(MESSAGE, anything)),
+            **{name: self.chat[name] for name in ("parallel_tool_calls", "tool_choice", "tools")},
             **_each(boolean, "add_special_tokens", "return_token_strs"),
             "chat_template": only(),
             "continue_final_message": only(False),
-            "tools": only([]),
         }
         self.detokenize: Table = {**HARMLESS, **names("model", "tokens")}

@@ -1,4 +1,4 @@
-"""Bodies in JSON, and the errors in OpenAI's form that refuse them."""
+"""Bodies in JSON, and the errors that refuse them."""
 
 import contextlib
 import gc
@@ -9,6 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 Body = dict[str, Any]
+TOO_LONG = "context_length_exceeded"  # OpenAI's code of a prompt that does not fit
+# Types of errors in Anthropic's form by their status, where they are not those of all faults or of all refusals.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 # Characters at which clients divide a stream into lines as they do at a newline, and those that UTF-8 cannot write.
 _ESCAPED = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
@@ -26,6 +37,14 @@ class RequestError(Exception):
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         self.status = status
         self.body: Body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def in_anthropic_form(self, request_id: str) -> Body:
+        """Returns the body of `/v1/messages`."""
+        message, of_others = str(self), "api_error" if self.status >= 500 else "invalid_request_error"
+        if self.body["error"]["code"] == TOO_LONG:
+            message = f"prompt is too long: {message}"  # words by which agents know that they have to shorten it
+        error = {"type": ANTHROPIC_TYPES.get(self.status, of_others), "message": message}
+        return {"type": "error", "error": error, "request_id": request_id}
 
 
 def to_json(body: Body) -> str:
@@ -75,4 +94,4 @@ def refused(name: str, value: Any, accepted: str) -> RequestError:
 def too_long(name: str, amount: str, capacity: int, remedy: str = "shorten it") -> RequestError:
     """Returns the error for a prompt that does not fit with its new tokens; clients know it by OpenAI's words."""
     message = f"This model's maximum context length is {capacity} tokens. However, {name} of {amount} exceed it"
-    return RequestError(f"{message}; {remedy}", name, "context_length_exceeded")
+    return RequestError(f"{message}; {remedy}", name, TOO_LONG)

@@ -20,7 +20,9 @@ OPEN = ("/", "/health")  # paths that need no key: the page asks for it
 JSON = "application/json"
 MAX_BYTES = 4 * 2**20  # of a body
 BODY_SECONDS = 30  # to send a body
-ID, MAX_ID_LENGTH = "x-request-id", 128  # the header, and characters of an id
+ID, ANTHROPIC_ID = "x-request-id", "request-id"  # headers of a request's id
+MAX_ID_LENGTH = 128  # characters
+MESSAGES = "/v1/messages"  # below which errors have Anthropic's form
 RETRY_AFTER = "2"  # seconds, where the server is busy or ends
 
 
@@ -33,12 +35,13 @@ class JsonResponse(JSONResponse):
 
 
 class Guard:
-    """Lets requests through to an application, and refuses others in OpenAI's form.
+    """Lets requests through to an application, and refuses others.
 
     Args:
       app: the application.
-      keys: one of them has to come as `Authorization: Bearer KEY`. Without keys the host has to be this machine: the
-        browser sends its own name for the host with a request from a page that was loaded under another one.
+      keys: one of them has to come as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without keys the host has to be
+        this machine: the browser sends its own name for the host with a request from a page that was loaded under
+        another one.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]):
@@ -50,7 +53,7 @@ class Guard:
             try:
                 self._check(scope)
             except RequestError as error:
-                await refuse(error)(scope, receive, send)
+                await refuse(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -64,11 +67,12 @@ class Guard:
             )
         if self._keys and scope["path"] not in OPEN:
             kind, _, token = headers.get("authorization", "").partition(" ")
+            sent = [token.strip() if kind.lower() == "bearer" else "", headers.get("x-api-key", "")]
             # All keys are compared, each in the same time.
-            same = [hmac.compare_digest(token.strip().encode("latin-1"), key) for key in self._keys]
-            if kind.lower() != "bearer" or not any(same):
+            right = [one for one in sent for key in self._keys if hmac.compare_digest(one.encode("latin-1"), key)]
+            if not right:
                 raise RequestError("the API key is missing or wrong", "Authorization", "invalid_api_key", status=401)
-            scope.setdefault("state", {})["api_key"] = token.strip()
+            scope.setdefault("state", {})["api_key"] = right[0]
         if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             # Another type comes from a form of a foreign page, without the browser asking this server.
             raise RequestError(f"the content type must be {JSON}", "Content-Type", status=415)
@@ -107,11 +111,11 @@ def compartment(scope: Scope, key: str) -> str:
 
 
 def _with_id(request: str, send: Send) -> Send:
-    """Returns `send` for a response whose header has the id of its request."""
+    """Returns `send` for a response whose headers have the id of its request, as clients of both forms read it."""
 
     async def send_with_id(message: Message) -> None:
         if message["type"] == "http.response.start":
-            MutableHeaders(scope=message)[ID] = request
+            MutableHeaders(scope=message).update({ID: request, ANTHROPIC_ID: request})
         await send(message)
 
     return send_with_id
@@ -135,12 +139,14 @@ async def read(request: Request) -> bytes:
     return bytes(data)
 
 
-def refuse(error: RequestError) -> JsonResponse:
-    """Returns the response that refuses a request."""
+def refuse(error: RequestError, scope: Scope) -> JsonResponse:
+    """Returns the response that refuses a request, in the form of its path."""
     headers = {"Retry-After": RETRY_AFTER} if error.status in (429, 503) else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JsonResponse(error.body, error.status, headers)
+    is_of_messages = scope["path"].startswith(MESSAGES)
+    body = error.in_anthropic_form(request_id(scope)) if is_of_messages else error.body
+    return JsonResponse(body, error.status, headers)
 
 
 def _too_large() -> RequestError:

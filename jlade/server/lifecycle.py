@@ -22,7 +22,8 @@ from jlade.server import guard
 from jlade.server.app import Service
 from jlade.server.fields import RequestError
 
-IDLE_SECONDS = 30  # that a connection waits for its client
+IDLE_SECONDS = 30  # that a connection waits for its client within a request or a response
+KEPT_SECONDS = 75  # and between two requests: longer than the pools of proxies keep connections
 MAX_IDLE = 256  # connections that wait for their clients; the oldest ones beyond wait no longer than
 RUSH_SECONDS = 1
 TRIMMED_TICKS = 100  # tenths of a second
@@ -72,7 +73,7 @@ def leave(status: int) -> NoReturn:
 
 
 class Loading:
-    """The application of a service, once there is one. Before, it refuses each request in OpenAI's form.
+    """The application of a service, once there is one. Before, it refuses each request.
 
     Attributes:
       service: None while the model loads.
@@ -86,7 +87,8 @@ class Loading:
         if self.service is not None:
             await self.service.app(scope, receive, send)
         elif scope["type"] == "http":
-            await guard.refuse(RequestError(f"the server starts: {self.doing}", status=503))(scope, receive, send)
+            error = RequestError(f"the server starts: {self.doing}", status=503)
+            await guard.refuse(error, scope)(scope, receive, send)
 
 
 class _Connection(H11Protocol):
@@ -107,7 +109,8 @@ class Server(uvicorn.Server):
     While the model loads, the first one ends the process.
 
     A connection is closed if its client neither completes the headers of a request nor takes more of a response within
-    `IDLE_SECONDS`. If more than `MAX_IDLE` connections wait for their clients, the oldest ones are closed earlier.
+    `IDLE_SECONDS`, or begins no other request within `KEPT_SECONDS`. If more than `MAX_IDLE` connections wait for their
+    clients, the oldest ones are closed earlier.
 
     Attributes:
       signals: those that have come.
@@ -124,7 +127,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="off",
-                timeout_keep_alive=IDLE_SECONDS,
+                timeout_keep_alive=KEPT_SECONDS,
                 timeout_graceful_shutdown=LAST_SECONDS,
             )
         )
@@ -153,17 +156,19 @@ class Server(uvicorn.Server):
     def _close_slow(self) -> None:
         """Closes connections whose clients are too slow."""
         connections: Any = self.server_state.connections
-        # uvicorn closes those alone that stay silent after a response.
+        # uvicorn closes those alone that stay silent after a response: they have a task for it.
         now, waiting = time.monotonic(), {}
         for connection in connections:
             cycle, unsent = connection.cycle, connection.transport.get_write_buffer_size()
             if unsent or cycle is None or cycle.response_complete:
-                key = connection, cycle, unsent  # another one as soon as the client makes progress
+                is_kept = connection.timeout_keep_alive_task is not None and not unsent
+                key = connection, cycle, unsent, is_kept  # another one as soon as the client makes progress
                 waiting[key] = self._waiting.get(key, now)
         self._waiting = waiting
         surplus = len(waiting) - MAX_IDLE
         for number, (key, since) in enumerate(sorted(waiting.items(), key=lambda item: item[1])):
-            if now - since > (RUSH_SECONDS if number < surplus else IDLE_SECONDS):
+            limit = RUSH_SECONDS if number < surplus else KEPT_SECONDS if key[3] else IDLE_SECONDS
+            if now - since > limit:
                 key[0].transport.abort()
 
     @property

@@ -302,6 +302,7 @@ class BodyReader:
             return self.conversation(
                 "messages",
                 _messages(body["messages"]),
+                tools.read(values),
                 add_generation_prompt=kinds.boolean("add_generation_prompt", values.get("add_generation_prompt", True)),
                 add_special_tokens=values.get("add_special_tokens", False),
                 variables=self.variables(values),

@@ -18,6 +18,7 @@ from jlade.server.fields import Body, RequestError, refused
 from jlade.server.kinds import Kind, Table, only
 
 TEXT_FORMAT = "text.format"  # of `/v1/responses`
+OUTPUT_FORMATS = ("output_config.format", "output_format")  # of `/v1/messages`, the second one in its older form
 Make = Callable[..., Grammar]  # without arguments, or with those of tools
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,9 @@ class GrammarField(NamedTuple):
 
 
 def read(values: Body) -> GrammarField | None:
-    """Returns the grammar that the values of `GRAMMARS`, and of `text.format`, ask for; None for none."""
-    grammars = [GrammarField(name, values[name]) for name in (TEXT_FORMAT, *GRAMMARS) if name in values]
+    """Returns the grammar that the values of `GRAMMARS`, and of the formats of other routes, ask for; None for none."""
+    given = [name for name in (TEXT_FORMAT, *OUTPUT_FORMATS, *GRAMMARS) if name in values]
+    grammars = [GrammarField(name, values[name]) for name in given]
     if len(grammars) > 1:
         names = " and ".join(grammar.field for grammar in grammars)
         raise RequestError(f"{names} ask for two grammars: leave out one", grammars[1].field)
@@ -129,7 +131,7 @@ def _response_format(name: str, response_format: Any) -> Make | None:
 
 
 def text_format(name: str, value: Any) -> Make | None:
-    """Reads the format of `/v1/responses`: a `response_format` that has the fields of a JSON schema beside its type."""
+    """Reads the format of other routes: a `response_format` that has the fields of a JSON schema beside its type."""
     if kinds.any_object(name, value).get("type") != "json_schema":
         return _response_format(name, value) if value else None
     if "schema" in value:

@@ -272,15 +272,15 @@ def _tool(path: str, tool: Any, within: str) -> Tool:
     match tool:
         case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
             parameters = function.get("parameters") or {"properties": {}}
-            if not _is_of_object(parameters):
+            if not is_of_object(parameters):
                 raise refused(f"{path}{within}.parameters", parameters, "the JSON schema of an object")
             strict = kinds.values(function, {"strict": kinds.boolean}, f"{path}{within}.")
             return Tool(name, parameters, strict.get("strict", False))
     raise refused(path, tool, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
 
 
-def _is_of_object(schema: Any) -> bool:
-    """Whether a JSON schema is that of an object."""
+def is_of_object(schema: Any) -> bool:
+    """Returns whether a JSON schema is that of an object."""
     match isinstance(schema, dict) and {"type": "object", "properties": {}, "required": []} | schema:
         case {"type": "object", "properties": dict(), "required": list()}:
             return True

@@ -16,7 +16,6 @@ from jlade.server.calls import Arguments, Called, Content, Part, Thought, gather
 from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Completion
 
-DONE = "data: [DONE]\n\n"
 Scores = Sequence[PromptLogProbs | None]
 OF_THOUGHTS = ("reasoning_content", "reasoning")  # the fields of thoughts in a message, of which clients read one
 MIN_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
@@ -27,6 +26,11 @@ def event(body: Body) -> str:
     return f"data: {fields.to_json(body)}\n\n"
 
 
+def named_event(body: Body) -> str:
+    """Returns a server-sent event with the name of its type."""
+    return f"event: {body['type']}\n{event(body)}"
+
+
 class Writer:
     """Writes the response to a body, whole or in chunks.
 
@@ -35,7 +39,13 @@ class Writer:
       model: its name in the response.
       tokenizer: of the tokens.
       request_id: the last part of the response's id.
+
+    Attributes:
+      ping: what a stream sends in place of events that take long; clients skip it.
+      done: the last event.
     """
+
+    ping, done = ": \n\n", "data: [DONE]\n\n"
 
     def __init__(self, completion: Completion, model: str, tokenizer: Tokenizer, request_id: str):
         self._completion, self._tokenizer = completion, tokenizer
@@ -190,6 +200,11 @@ class _Choice:
         kept = tokens[:-1] if tokens and tokens[-1] in self._ends and not self._keeps_end else tokens
         cuts = generation is not None and generation.finish_reason[0] == "stop"
         return detokenizer.feed(kept, last=generation is not None, cuts=cuts)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._of_text.stop_string
 
     def message(self, text: str) -> Body:
         """Returns the message of a whole answer."""

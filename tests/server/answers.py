@@ -9,7 +9,7 @@ import pydantic
 def events(response):
     """Returns the bodies of server-sent events, without the last one, which is checked."""
     assert response.headers["content-type"].startswith("text/event-stream")
-    *lines, last, end = response.text.split("\n\n")
+    *lines, last, end = [line for line in response.text.split("\n\n") if line != ": "]
     assert (last, end) == ("data: [DONE]", "")
     assert all(line.startswith("data: ") for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines]

@@ -210,8 +210,7 @@ OF_CALLS = [
     ({"function": {"arguments": "{}"}}, "messages[1].tool_calls[0]", "messages[1].tool_calls[0] must be"),
 ]
 OF_TOKENIZE = [
-    ({field: {"a": 1}}, field, f"{field}=... is not supported")
-    for field in ("chat_template", "continue_final_message", "tools")
+    ({field: {"a": 1}}, field, f"{field}=... is not supported") for field in ("chat_template", "continue_final_message")
 ]
 OF_DETOKENIZE = [({"tokens": [13]}, "tokens", "tokens must be a list of token ids from 0 to 12, got 13")]
 OF_TOKENS = [

@@ -46,7 +46,7 @@ def events(response):
     """Returns the events of a stream, each checked against its name and OpenAI's types, and the last response."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    *blocks, last, end = response.text.split("\n\n")
+    *blocks, last, end = [block for block in response.text.split("\n\n") if block != ": "]
     assert (last, end) == ("data: [DONE]", "")
     found = []
     for number, block in enumerate(blocks):

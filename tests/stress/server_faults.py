@@ -111,7 +111,8 @@ def ask(url: str, prompt: str, stream: bool) -> str:
     body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": stream}
     data = httpx.post(url + COMPLETIONS, json=body, headers=HEADERS, timeout=300).raise_for_status().text
     parts = data.removesuffix("\n\ndata: [DONE]\n\n").split("\n\n") if stream else [data]
-    return "".join(json.loads(part.removeprefix("data: "))["choices"][0]["text"] for part in parts)
+    bodies = [json.loads(part.removeprefix("data: ")) for part in parts if part != ": "]
+    return "".join(body["choices"][0]["text"] for body in bodies)
 
 
 def malformed_requests(url: str, numbers: range) -> collections.Counter[str]:

@@ -54,7 +54,7 @@ class ItemsWriter(Writer):
 
     def event(self, body: Body) -> str:
         """Returns a server-sent event with the name of its type."""
-        return f"event: {body['type']}\n{writer.event(body)}"
+        return writer.named_event(body)
 
     def begin(self) -> list[Body]:
         """Returns the events before the first tokens."""
