@@ -1,6 +1,6 @@
 """Tools of ordinary MCP servers, as agents send them: installs the servers, asks each for its tools, prints a table.
 
-    python tests/clients/mcp.py --into FOLDER [NAME ...]
+    python tests/clients/mcp_tools.py --into FOLDER [NAME ...]
 
 It needs npm, uv and a network with package registries. The credentials are dummies, and no tool is called. Each server
 leaves FOLDER/tools/NAME.json: `{"package", "version", "tools": [{"name", "description", "inputSchema"}]}`.
