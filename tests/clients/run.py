@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -97,14 +98,17 @@ def main() -> None:
     server = subprocess.Popen(serve, cwd=HERE.parent.parent, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         _wait(server)
+        print("| client | version | works | fails |\n|---|---|---|---|", flush=True)
         for name in options.names:
             folder = options.into / name
             _install(CLIENTS[name], folder)
             features = _try(CLIENTS[name], folder, options.timeout)
             results[name] = {"packages": CLIENTS[name].packages, "features": features}
             options.results.write_text(json.dumps(results, indent=1) + "\n")
-            for feature, result in features.items():
-                print(f"| {name} | {feature} | {result.replace('|', ' ')} |", flush=True)
+            works = [feature for feature, result in features.items() if result.startswith("ok")]
+            fails = [f"{feature} ({result})" for feature, result in features.items() if feature not in works]
+            cells = name, CLIENTS[name].packages[0].split("@")[-1].split("=")[-1], ", ".join(works), "; ".join(fails)
+            print("|", " | ".join(cell.replace("|", " ") for cell in cells), "|", flush=True)
     finally:
         server.terminate()
         server.wait()
@@ -161,10 +165,11 @@ def _try(client: Client, folder: pathlib.Path, timeout: float) -> dict[str, str]
 
 def _result(run: subprocess.CompletedProcess[str]) -> str:
     """Returns "ok" if a program ended well and answered, else its line with an error."""
-    lines = [line.strip() for line in (run.stderr + run.stdout).splitlines() if "error" in line.lower()]
-    if run.returncode == 0 and run.stdout.strip() and not lines:
+    lines = [line.strip() for line in f"{run.stderr}\n{run.stdout}".splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"Error:|ERROR:", line)]
+    if run.returncode == 0 and run.stdout.strip() and not errors:
         return "ok"
-    return f"failed: {lines[0] if lines else f'exit status {run.returncode}'}"[:300]
+    return f"failed: {[f'exit status {run.returncode}', *lines[-1:], *errors[:1]][-1]}"[:300]
 
 
 if __name__ == "__main__":
