@@ -72,7 +72,7 @@ UNSUPPORTED = {
 OF_TEMPLATES = {
     "chat_template_kwargs": any_object,
     "enable_thinking": boolean,
-    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high", "xhigh"),
+    "reasoning_effort": one_of(*EFFORTS),
 }
 # Fields without effect on a text that is made without beams, images and audio.
 HARMLESS = names(
@@ -313,7 +313,7 @@ class Tables:
             "max_tokens": integer(1),
             "mcp_servers": only([]),
             "n": only(1),
-            "output_config": Nested(names("effort", "task_budget", format=output_format)),
+            "output_config": Nested(names("task_budget", effort=one_of(*EFFORTS), format=output_format)),
             "output_format": output_format,
             "response_format": only({"type": "text"}),
             "stop_sequences": _stop,

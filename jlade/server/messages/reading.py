@@ -23,6 +23,7 @@ BLOCKS = {
 ROLE = kinds.one_of(*BLOCKS)
 BILLING = "x-anthropic-billing-header"  # begins a block of Claude Code's, which differs in each request
 CHOICES = {"auto": tools_lib.AUTO, "any": "required", "none": tools_lib.NO_TOOLS}  # in the form of a chat
+ONE_ONLY = "tool_choice.disable_parallel_tool_use"
 OF_ANTHROPIC = re.compile(r"[a-z0-9_]{1,64}_\d{8}|mcp_toolset")  # types of tools that its service or models know
 log = logging.getLogger(__name__)
 
@@ -56,14 +57,28 @@ def read(reader: BodyReader, body: Body) -> MessageCompletion:
         of_chat["stop"] = stop_sequences
     formats = (values.get("output_config", {}).get("format"), values.get("output_format"))
     of_chat |= {name: make for name, make in zip(structured.OUTPUT_FORMATS, formats, strict=True) if make is not None}
-    completion = reader.of_chat(of_chat, reader.conversation("messages", messages, chosen), chosen, "messages")
+    prompt = reader.conversation("messages", messages, chosen, variables=_variables(reader, values))
+    completion = reader.of_chat(of_chat, prompt, chosen, "messages")
     return MessageCompletion(**vars(completion), stop_sequences=stop_sequences)
 
 
 def count(reader: BodyReader, body: Body) -> Body:
     """Reads a body of `/v1/messages/count_tokens`, and returns that of its response."""
     values = kinds.read(body, reader.tables.message)
-    return {"input_tokens": len(reader.conversation("messages", _messages(values), _tools(values)))}
+    variables = _variables(reader, values)
+    return {
+        "input_tokens": len(reader.conversation("messages", _messages(values), _tools(values), variables=variables))
+    }
+
+
+def _variables(reader: BodyReader, values: Body) -> Body:
+    """Returns the variables of the chat template: whether the model thinks, and how much."""
+    as_chat: Body = {}
+    if kind := values.get("thinking", {}).get("type"):
+        as_chat["enable_thinking"] = kind != "disabled"
+    if effort := values.get("output_config", {}).get("effort"):
+        as_chat["reasoning_effort"] = effort
+    return reader.variables(as_chat)
 
 
 def _messages(values: Body) -> list[Body]:
@@ -138,20 +153,17 @@ def _tools(values: Body) -> Tools | None:
     if not isinstance(written, list):
         raise refused("tools", written, "a list of tools")
     tools = [of_chat for i, tool in enumerate(written) if (of_chat := _tool(f"tools[{i}]", tool)) is not None]
-    one_only = kinds.boolean(
-        "tool_choice.disable_parallel_tool_use",
-        kinds.any_object("tool_choice", choice).get("disable_parallel_tool_use") or False,
-    )
+    one_only = kinds.any_object("tool_choice", choice).get("disable_parallel_tool_use")
+    parallel = {} if one_only is None else {"parallel_tool_calls": not kinds.boolean(ONE_ONLY, one_only)}
     match choice:
         case {"type": "auto" | "any" | "none" as kind}:
             as_chat: Any = CHOICES[kind]
         case {"type": "tool", "name": name} if name in [tool["function"]["name"] for tool in tools]:
-            as_chat, one_only = {"type": "function", "function": {"name": name}}, True
+            as_chat = {"type": "function", "function": {"name": name}}
         case _:
             accepted = 'an object with the type auto, any, none, or tool and the name of one in "tools"'
             raise refused("tool_choice", choice, accepted)
-    given = {"tools": tools, "tool_choice": as_chat, "parallel_tool_calls": not one_only}
-    return tools_lib.read(given, within="")
+    return tools_lib.read({"tools": tools, "tool_choice": as_chat} | parallel, within="")
 
 
 def _tool(path: str, tool: Any) -> Body | None:
