@@ -2,9 +2,9 @@
 
     python benchmarks/tools.py --model FILE --template tests/clients/chatml_tools.jinja --tools FILE --json results.json
 
-Each of --clients clients asks the same greedy questions twice, in turns: with tool_choice none, for which the prompt
-shows the tools but nothing bounds the text, and with auto. Texts without a call have to be the same. FILE has the tools
-of an MCP server, as tests/clients/mcp_tools.py writes them. The first round, which compiles, is not counted.
+Greedy questions are asked as chats with tools, --clients of them at once, and their prompts as completions, which have
+the same tokens and no grammar. Texts without a call have to be the same. FILE has the tools of an MCP server, as
+tests/clients/mcp_tools.py writes them. The first round, which reads the tools, is not counted.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         described = {"description": tool["description"] or "", "parameters": tool["inputSchema"]}
         tools.append({"type": "function", "function": {"name": tool["name"], **described}})
     arguments = ["--max-sequences", str(options.rows), "--capacity", str(options.capacity)]
-    arguments += ["--name", "model", "--template", options.template]
+    arguments += ["--name", "model", "--template", options.template, "--warm-up"]
     with measure.served(options.model, *arguments) as (_, url):
         figures = asyncio.run(_rounds(url, tools, options))
     print(json.dumps(figures, indent=1))
@@ -51,36 +51,42 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _rounds(url: str, tools: list[dict[str, Any]], options: Any) -> dict[str, Any]:
     questions = [question.turns[0] for each in datasets.samples() for question in each.questions]
-    questions = questions[: options.questions]
-    rates: dict[str, list[float]] = {"none": [], "auto": []}
+    shared = {"model": "model", "temperature": 0, "max_tokens": options.max_tokens, "return_token_ids": True}
+    chats = []
+    for question in questions[: options.questions]:
+        chats.append({"messages": [{"role": "user", "content": question}], "tools": tools, **shared})
+    bound_rates, free_rates = [], []
     async with httpx.AsyncClient(base_url=url, timeout=3600) as client:
         for number in range(options.rounds + 1):
-            texts = {}
-            for choice in rates:
-                body = {"tools": tools, "tool_choice": choice, "temperature": 0, "max_tokens": options.max_tokens}
-                begin = time.perf_counter()
-                answers = await _ask(client, body, questions, options.clients)
-                seconds = time.perf_counter() - begin
-                texts[choice] = [answer["choices"][0]["message"] for answer in answers]
-                if number:
-                    rates[choice].append(sum(answer["usage"]["completion_tokens"] for answer in answers) / seconds)
-            for free, bound in zip(texts["none"], texts["auto"], strict=True):
-                assert bound.get("tool_calls") or free["content"] == bound["content"], (free, bound)
-    ratio = float(np.median(np.divide(rates["auto"], rates["none"])))
-    return {"tokens_per_second": rates, "auto_to_none": ratio, "answers": len(questions)}
+            bound, bound_rate = await _ask(client, "/v1/chat/completions", chats, options.clients)
+            prompts = [{"prompt": answer["prompt_token_ids"], **shared} for answer in bound]
+            free, free_rate = await _ask(client, "/v1/completions", prompts, options.clients)
+            for chat, completion in zip(bound, free, strict=True):
+                (one,), (other,) = chat["choices"], completion["choices"]
+                assert one["message"].get("tool_calls") or one["token_ids"] == other["token_ids"], (one, other)
+            if number:
+                bound_rates.append(bound_rate)
+                free_rates.append(free_rate)
+    return {
+        "prompt_tokens": int(np.median([len(body["prompt"]) for body in prompts])),
+        "calls": sum(bool(answer["choices"][0]["message"].get("tool_calls")) for answer in bound),
+        "tokens_per_second": {"tools": bound_rates, "free": free_rates},
+        "ratio": float(np.median(np.divide(bound_rates, free_rates))),
+    }
 
 
-async def _ask(client: httpx.AsyncClient, body: dict[str, Any], questions: list[str], number: int) -> list[Any]:
-    """Sends a chat for each question, `number` of them at any time, and returns the answers."""
+async def _ask(client: httpx.AsyncClient, path: str, bodies: list[Any], number: int) -> tuple[list[Any], float]:
+    """Sends the requests, `number` of them at any time, and returns the answers and their tokens per second."""
     slots = asyncio.Semaphore(number)
 
-    async def ask(question: str) -> Any:
+    async def ask(body: Any) -> Any:
         async with slots:
-            messages = [{"role": "user", "content": question}]
-            answer = await client.post("/v1/chat/completions", json=body | {"messages": messages, "model": "model"})
-            return answer.raise_for_status().json()
+            return (await client.post(path, json=body)).raise_for_status().json()
 
-    return await asyncio.gather(*map(ask, questions))
+    begin = time.perf_counter()
+    answers = await asyncio.gather(*map(ask, bodies))
+    seconds = time.perf_counter() - begin
+    return answers, sum(answer["usage"]["completion_tokens"] for answer in answers) / seconds
 
 
 if __name__ == "__main__":
