@@ -25,6 +25,7 @@ BASE = f"http://127.0.0.1:{PORT}"
 SAY = "Answer with one word: hello."
 PROVIDER = f'{{name="jlade",base_url="{BASE}/v1",wire_api="responses",env_key="OPENAI_API_KEY"}}'
 CODEX = ["-c", "model_provider=jlade", "-c", f"model_providers.jlade={PROVIDER}"]
+CODEX += ["-c", 'model_instructions_file="instructions.md"']  # its own and its tools are more than 8192 tokens
 OPENCODE = {
     "npm": "@ai-sdk/openai-compatible",
     "options": {"baseURL": f"{BASE}/v1", "apiKey": "none"},
@@ -150,6 +151,7 @@ def _try(client: Client, folder: pathlib.Path, timeout: float) -> dict[str, str]
         command = [commands / program, *arguments]
     with tempfile.TemporaryDirectory() as work:
         pathlib.Path(work, "hello.py").write_text("print('hello')\n")
+        pathlib.Path(work, "instructions.md").write_text("You are a coding agent. Be short.\n")
         environment = {"PATH": os.environ["PATH"], "HOME": work, **ENVIRONMENT}
         settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:

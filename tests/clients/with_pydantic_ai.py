@@ -26,7 +26,7 @@ async def converse(interface):
         (pydantic_ai.NativeOutput, [weather]),
         (pydantic_ai.PromptedOutput, [weather]),
     ):
-        with feature(f"{interface}: {output.__name__}", Reached):
+        with feature(f"{interface}: {output.__name__}", Reached, pydantic_ai.UnexpectedModelBehavior):
             reporter = pydantic_ai.Agent(model, tools=functions, output_type=output(Report), model_settings=settings)
             result = await reporter.run(LAST, message_history=history, usage_limits=limits)
             assert isinstance(result.output, Report)
