@@ -3,7 +3,6 @@
 from typing import Any
 
 from benchmarks.tables import Results, Rows
-from jlade.lookahead.names import label, parse
 
 
 def three_digits(number: float) -> str:
@@ -35,24 +34,6 @@ def few_bits(results: Results) -> Rows:
         names = f"{row['device']}, {row['shape']}", matrices
         times.setdefault(names, {})[row["block"]] = three_digits(row["ms"])
     yield from ((*names, *(of_size[size] for size in sizes)) for names, of_size in times.items())
-
-
-def published(results: Results) -> Rows:
-    yield "model", "devices", "GB of each", "largest capacity, at least", "plain step, ms", "step, ms", "setting"
-    for row in results["real_configs"]["rows"]:
-        if row["fits"]:
-            device, _, number = row["place"].partition("-")
-            capacity, setting = row["largest_capacity"], label(parse(row["lookahead"]))
-            plain, step = (three_digits(row[f"{name}step_estimate_ms"]) for name in ("plain_", ""))
-            yield (
-                row["model"],
-                f"{number} x {device}" if number else device,
-                f"{row['needed_bytes'] / 1e9:.1f}",
-                f"{capacity:,}{'' if capacity % 1024 else ', all'}",
-                plain,
-                "" if setting == "plain" else step,
-                setting,
-            )
 
 
 def h200(results: Results) -> Rows:
