@@ -1,7 +1,16 @@
-"""Anthropic's client over /v1/messages: stream, tools, a second turn, and a count of tokens."""
+"""Anthropic's client over /v1/messages: stream, tools, a second turn, a typed answer, and a count of tokens."""
 
 import anthropic
-from agent import ASK, LIMIT, MODEL, THEN, feature, weather
+import pydantic
+from agent import ASK, LAST, LIMIT, MODEL, THEN, feature, weather
+
+
+class Report(pydantic.BaseModel):
+    """The weather in a city, without bounds, which the client takes out of a schema."""
+
+    city: str
+    degrees: int
+
 
 client = anthropic.Anthropic()
 settings = {"model": MODEL, "max_tokens": LIMIT}
@@ -25,5 +34,11 @@ with feature("second turn"):
     messages.append({"role": "user", "content": THEN})
     with client.messages.stream(messages=messages[:3], tools=tools, tool_choice={"type": "any"}, **settings) as stream:
         assert stream.get_final_message().stop_reason == "tool_use"
+with feature("final structure"):
+    last = [*messages[:4], {"role": "user", "content": LAST}]
+    assert client.messages.parse(messages=last, output_format=Report, **settings).parsed_output
+with feature("tools+format"):
+    answer = client.messages.parse(messages=last, tools=tools, output_format=Report, **settings)
+    assert answer.parsed_output or answer.stop_reason == "tool_use"
 with feature("count"):
     assert client.messages.count_tokens(model=MODEL, messages=messages[:3], tools=tools).input_tokens > 20
