@@ -14,6 +14,7 @@ from jlade.errors import ArgumentValueError
 from jlade.server import kinds, structured, tools
 from jlade.server.examples import marked
 from jlade.server.fields import RequestError
+from jlade.server.responses.events import ItemsWriter
 from jlade.server.writer import Writer
 from tests.server import json_chat
 from tests.server.answers import Shirt
@@ -163,6 +164,20 @@ def test_thoughts_are_a_field(tools, begin, text, thought, content):
     message, streamed = written(reader, body, text, "length")
     assert message["content"] == streamed == content
     assert message.get("reasoning_content", "") == message.get("reasoning", "") == thought
+
+
+@pytest.mark.parametrize(
+    ("begin", "text", "number"),
+    [("", "[THINK]hm[/THINK]hello", 3), ("[THINK]", "hm[/THINK]hello", 2), ("", "hello", 0), ("", "[THINK]hm", 3)],
+)
+def test_tokens_of_thoughts_are_counted(begin, text, number):
+    """With that of the mark that begins them."""
+    reader = thinking(begin)
+    result = generated(reader.tokenizer, text, "length")
+    of_chat = Writer(reader.chat({"messages": QUESTION}), "m", reader.tokenizer, "i").whole([result])
+    assert of_chat["usage"]["completion_tokens_details"] == {"reasoning_tokens": number}
+    of_items = ItemsWriter(response({"input": "a"}, reader), "m", reader.tokenizer, "i").whole([result])
+    assert of_items["usage"]["output_tokens_details"] == {"reasoning_tokens": number}
 
 
 def test_marks_of_special_tokens_are_around_thoughts_and_content():
