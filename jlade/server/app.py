@@ -40,6 +40,7 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # pro
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
+Starting = asyncio.Task[Choices]  # which makes the grammar first
 
 
 class Service:
@@ -63,7 +64,7 @@ class Service:
         self.engine, self.reader, self._model, self._seconds = engine, reader, model, seconds
         self._metrics = Metrics(engine, model)
         self._created = int(time.time())
-        self._active: set[Choices] = set()
+        self._active: set[Starting] = set()
         self._is_draining = False
         # One thread reads short bodies and one long ones, so that no short one waits for a long one, nor for a grammar.
         self._threads = [
@@ -102,14 +103,18 @@ class Service:
     @property
     def is_idle(self) -> bool:
         """Whether no completion runs or waits."""
-        return all(choices.is_done for choices in self._active)
+        return all(starting.done() for starting in self._active) and all(each.is_done for each in self._started())
 
     def drain(self) -> None:
         """Refuses completions from now on, also those that wait for a row. Those with a row go on."""
         self._is_draining = True
-        for choices in self._active:
+        for choices in self._started():
             if choices.is_waiting:
                 choices.cancel()
+
+    def _started(self) -> list[Choices]:
+        """Returns the active choices, without those whose grammar is being made."""
+        return [choices for starting in self._active if (choices := _choices(starting)) is not None]
 
     async def _complete(
         self,
@@ -118,33 +123,40 @@ class Service:
         request: Request,
     ) -> Response:
         completion = await self._read(request, read)
-        if completion.grammar is not None:
-            work = asyncio.get_running_loop().run_in_executor(self._threads[2], self.reader.with_grammar, completion)
-            completion = await _unless_gone(request.receive, work)
-        if self._is_draining:
-            raise RequestError("the server is shutting down", status=503)
         options = {"prefix_key": ""} | completion.options
         of_client = {name: guard.compartment(request.scope, options[name]) for name in KEYS & options.keys()}
         completion = dataclasses.replace(completion, options=options | of_client)
         writer = writing(completion, self._model, self.reader.tokenizer, guard.request_id(request.scope))
-        choices = Choices(self.engine, completion, self._metrics, self._seconds)
-        self._active.add(choices)
-        if completion.stream:
-            return _Events(
-                _with_pings(self._events(choices, writer), writer.ping), functools.partial(self._end, choices)
-            )
-        try:
+        with contextlib.ExitStack() as ending:
+            starting = asyncio.create_task(self._start(completion))
+            self._active.add(starting)
+            ending.callback(self._end, starting)
+            if completion.stream:
+                await _unless_gone(request.receive, asyncio.wait({starting}, timeout=PING_SECONDS))
+                if starting.done():
+                    starting.result()  # an error before the stream begins has a status
+                return _Events(_with_pings(self._events(starting, writer), writer.ping), ending.pop_all().close)
+            choices = await _unless_gone(request.receive, starting)
             generations = await _unless_gone(request.receive, choices.results())
             return JsonResponse(writer.whole(generations, choices.num_cached, choices.prompt_logprobs))
-        finally:
-            self._end(choices)
 
-    async def _events(self, choices: Choices, writer: Writer) -> AsyncGenerator[str, None]:
+    async def _start(self, completion: CompletionT) -> Choices:
+        """Makes the grammar, which may take seconds, and starts the choices."""
+        if completion.grammar is not None:
+            completion = await asyncio.get_running_loop().run_in_executor(
+                self._threads[2], self.reader.with_grammar, completion
+            )
+        if self._is_draining:
+            raise RequestError("the server is shutting down", status=503)
+        return Choices(self.engine, completion, self._metrics, self._seconds)
+
+    async def _events(self, starting: Starting, writer: Writer) -> AsyncGenerator[str, None]:
         """Yields the events of a stream. An error is an event too."""
         generations: dict[int, Generation] = {}
         try:
             for chunk in writer.begin():
                 yield writer.event(chunk)
+            choices = await starting
             async with contextlib.aclosing(choices.pieces()) as pieces:
                 async for index, piece in pieces:
                     if piece.generation is not None:
@@ -159,9 +171,11 @@ class Service:
         if writer.done:
             yield writer.done
 
-    def _end(self, choices: Choices) -> None:
-        choices.cancel()
-        self._active.discard(choices)
+    def _end(self, starting: Starting) -> None:
+        starting.cancel()
+        if (choices := _choices(starting)) is not None:
+            choices.cancel()
+        self._active.discard(starting)
 
     async def _read(self, request: Request, read: Callable[[Body], T]) -> T:
         """Returns what `read` makes of the body of a request for this server's model, unless the client goes away."""
@@ -244,6 +258,12 @@ class _Events(StreamingResponse):
         finally:
             self._end()
             await self._events.aclose()
+
+
+def _choices(starting: Starting) -> Choices | None:
+    """Returns the choices, None if they have not started."""
+    has_started = starting.done() and not starting.cancelled() and starting.exception() is None
+    return starting.result() if has_started else None
 
 
 async def _with_pings(events: AsyncGenerator[str, None], ping: str) -> AsyncGenerator[str, None]:

@@ -12,6 +12,7 @@ from jlade.constraints.automaton import Automaton
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import ID, MARK
 from jlade.constraints.tags import MAX_BREAKS, OF_IDS, Field
+from jlade.generation.text import Detokenizer, Tokenizer
 from jlade.server.call_formats import Form
 from jlade.server.fields import Body
 from jlade.server.protocol import Completion
@@ -73,6 +74,16 @@ class AnswerReader:
         self._held, self._end = "", ""  # of the thoughts that have begun
         self._has_thought = False
         self._read: Callable[[bool], Iterator[Part]] = self._read_beginning
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the thoughts have begun and not ended."""
+        return self._read == self._read_thought
+
+    @property
+    def is_after_thoughts(self) -> bool:
+        """Whether the thoughts have ended, or there are none."""
+        return self._read == self._read_rest
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
         """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
@@ -347,6 +358,17 @@ def reader(completion: Completion) -> AnswerReader | None:
         return None
     form, tools = completion.tools or (None, None)
     return AnswerReader(completion.thoughts, CallReader(form, tools, completion.content, completion.has_format))
+
+
+def num_thinking(completion: Completion, tokenizer: Tokenizer, tokens: Iterable[int]) -> int:
+    """Returns how many tokens of an answer are thoughts or of the mark that begins them."""
+    answer, detokenizer, number = reader(completion), Detokenizer(tokenizer, with_special=True), 0
+    for token in tokens:
+        if answer is None or answer.is_after_thoughts:
+            break
+        list(answer.feed(detokenizer.feed([token])))
+        number += answer.is_thinking
+    return number
 
 
 class Gathered(NamedTuple):

@@ -148,14 +148,16 @@ class Writer:
         usage = _usage(prompt, completion)
         if num_cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
+        details: Body = {}
         if self._completion.num_predicted:
             accepted = [int(one.statistics.contributed["prediction"][0]) for one in generations]
             rejected = [max(0, self._completion.num_predicted - number) for number in accepted]
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": sum(accepted),
-                "rejected_prediction_tokens": sum(rejected),
-            }
-        return usage
+            details |= {"accepted_prediction_tokens": sum(accepted), "rejected_prediction_tokens": sum(rejected)}
+        if self._completion.thoughts:
+            answers = [one_piece(generation).tokens.tolist() for generation in generations]
+            counts = [calls.num_thinking(self._completion, self._tokenizer, tokens) for tokens in answers]
+            details["reasoning_tokens"] = sum(counts)
+        return usage | ({"completion_tokens_details": details} if details else {})
 
     def _chunk_head(self) -> Body:
         return self._head | {"object": "chat.completion.chunk"} if self._completion.is_chat else self._head

@@ -47,6 +47,7 @@ class Served(NamedTuple):
     url: str
     engine: jlade.Engine
     client: httpx.Client  # of its URL
+    service: Service
 
     def metric(self, name: str) -> float:
         """Returns the value of a metric, summed over its labels."""
@@ -70,7 +71,7 @@ def running(engine, reader=READER, **options):
         thread.start()
         wait_until(lambda: server.started)
         with httpx.Client(base_url=url, timeout=300) as client:
-            yield Served(url, engine, client)
+            yield Served(url, engine, client, service)
         server.should_exit = True
         thread.join()
 

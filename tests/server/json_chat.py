@@ -1,12 +1,17 @@
 """A tiny model whose tokens spell JSON, with a chat template that writes calls of tools as Hermes does."""
 
+import dataclasses
+
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jlade import SamplingConfig
 from jlade.generation.chat_template import ChatTemplate
+from jlade.generation.results import Generation
 from jlade.generation.text import LETTERS_OF_BYTES
 from jlade.server.protocol import BodyReader
+from jlade.server.writer import one_piece
 from tests.tiny import tiny_llama
 
 END, CAPACITY = "<|end|>", 512
@@ -55,3 +60,34 @@ READER = BodyReader(
     sampling=SamplingConfig(),
     capacity=CAPACITY,
 )
+
+
+def thinking(mark="", template=HERMES):
+    """Returns a reader of bodies of a model with special tokens for thoughts, whose prompts end with `mark`."""
+    made = chat_template(template + mark)
+    made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
+    tokenizer = made.tokenizer.backend_tokenizer
+    size = tokenizer.get_vocab_size()
+    return dataclasses.replace(READER, tokenizer=tokenizer, chat_template=made, vocab_size=size)
+
+
+def generated(tokenizer, text, reason="eos"):
+    """Returns the result of a request that has this text."""
+    ids = [*tokenizer.encode(text).ids, *([EOS] if reason == "eos" else [])]
+    return Generation(
+        tokens=np.array([ids]),
+        lengths=np.array([len(ids)]),
+        steps=np.array([len(ids)]),
+        accepted=np.ones((1, len(ids)), int),
+        finish_reason=(reason,),
+        text=("",),
+        **dict.fromkeys(("logprobs", "processed_logprobs", "top_tokens", "top_logprobs", "statistics", "state")),
+    )
+
+
+def token_by_token(result):
+    """Yields the pieces of a result, one for each token."""
+    whole, length = one_piece(result), result.lengths[0]
+    for place, token in enumerate(whole.tokens, start=1):
+        last = result if place == length else None
+        yield dataclasses.replace(whole, tokens=np.array([token]), accepted=np.array([1]), generation=last)

@@ -1,6 +1,7 @@
 """The server over HTTP: requests as clients send them, limits, faults, and clients that go away."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import re
@@ -18,6 +19,8 @@ from jlade.engine import rows
 from jlade.generation import text as text_lib
 from jlade.generation.results import DEAD_END, NOT_FINITE
 from jlade.server import app, guard
+from jlade.server.choices import Choices
+from jlade.server.protocol import BodyReader
 from tests.server.answers import error_of, events
 from tests.server.conftest import LOOKAHEAD, READER, fill, running, wait_until
 from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
@@ -180,6 +183,61 @@ def test_a_client_that_goes_away_no_longer_waits(served, rounds, stream):
     assert served.engine.num_running == len(requests)
     for request in requests:
         request.cancel()
+
+
+@pytest.fixture
+def grammars(monkeypatch):
+    """An event before which no grammar is made."""
+    with_grammar, released = BodyReader.with_grammar, threading.Event()
+
+    def held(reader, completion):
+        assert released.wait(60)
+        return with_grammar(reader, completion)
+
+    monkeypatch.setattr(BodyReader, "with_grammar", held)
+    yield released
+    released.set()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_stream_begins_before_a_grammar_that_takes_long(served, grammars, monkeypatch, wrong):
+    """An error of the grammar is an event then, and before it has a status."""
+    body = {"messages": MESSAGES, "max_tokens": 9, "stream": True, "guided_regex": "(" if wrong else "abc"}
+    with monkeypatch.context() as patched:
+        patched.setattr(app, "PING_SECONDS", 0.05)
+        with served.client.stream("POST", CHAT, json=body) as response:
+            lines = response.iter_lines()
+            assert '"role":"assistant"' in next(lines)
+            assert ": " in lines
+            grammars.set()
+            *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    if wrong:
+        assert chunks == []
+        assert last["error"] == error_of(served.client.post(CHAT, json=body), 400)
+    else:
+        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "abc"
+        assert last["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("seconds", [0.05, 10])
+def test_a_client_that_goes_away_before_its_grammar_is_made_starts_nothing(served, grammars, monkeypatch, seconds):
+    prompts = []
+
+    def recorded(engine, completion, *others):
+        prompts.extend(completion.prompts)
+        return Choices(engine, completion, *others)
+
+    monkeypatch.setattr(app, "PING_SECONDS", seconds)
+    monkeypatch.setattr(app, "Choices", recorded)
+    wait_until(lambda: served.service.is_idle)
+    body = {"prompt": "ab", "guided_regex": "abc", "stream": True}
+    url = f"{served.url}{COMPLETIONS}"
+    with contextlib.suppress(httpx.ReadTimeout), httpx.stream("POST", url, json=body, timeout=0.5):
+        assert not served.service.is_idle, "the stream has begun"
+    wait_until(lambda: served.service.is_idle)
+    grammars.set()
+    served.client.post(COMPLETIONS, json=body | {"prompt": "b"})  # whose grammar is made after that
+    assert prompts == [[1]]
 
 
 @pytest.fixture

@@ -6,11 +6,13 @@ import json
 import pytest
 
 from jlade import SamplingConfig
+from jlade.constraints import special
 from jlade.server import app
 from jlade.server.fields import RequestError
 from jlade.server.messages import reading
+from jlade.server.messages.events import MessageWriter
 from tests.server import json_chat
-from tests.server.conftest import running
+from tests.server.conftest import running, wait_until
 from tests.server.json_chat import BIAS, SCHEMA
 from tests.server.tiny_chat import alone, ending
 
@@ -45,6 +47,10 @@ def replayed(found):
                 text = ""
             case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": piece}}:
                 message["content"][-1]["text"] += piece
+            case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": piece}}:
+                message["content"][-1]["thinking"] += piece
+            case {"type": "content_block_delta", "delta": {"type": "signature_delta", "signature": signature}}:
+                message["content"][-1]["signature"] = signature
             case {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": piece}}:
                 text += piece
             case {"type": "content_block_stop"} if message["content"][-1]["type"] == "tool_use":
@@ -81,15 +87,18 @@ def test_a_message_is_the_text_of_a_chat(served, stops):
     assert without_ids(replayed(found)) == without_ids(whole)
 
 
-@pytest.mark.parametrize(("path", "ping"), [(MESSAGES, "event: ping"), ("/v1/chat/completions", ": ")])
-def test_a_silent_stream_sends_pings(served, rounds, monkeypatch, path, ping):
+@pytest.mark.parametrize(
+    ("path", "ping", "end"),
+    [(MESSAGES, "event: ping", "event: message_stop"), ("/v1/chat/completions", ": ", "data: [DONE]")],
+)
+def test_a_silent_stream_sends_pings(served, rounds, monkeypatch, path, ping, end):
     monkeypatch.setattr(app, "PING_SECONDS", 0.05)
     with served.client.stream("POST", path, json=AB | {"stream": True}) as response:
         lines = response.iter_lines()
         for _ in range(3):
             assert ping in lines
         rounds.release(1000)
-        assert any("stop" in line for line in lines), "the events come after them"
+        assert end in lines, "the events come after them"
 
 
 def test_a_message_takes_the_tokens_that_fit(served):
@@ -116,6 +125,58 @@ def test_calls_of_tools(json_engine):
         answer = shop.client.post(MESSAGES, json=counted | {"max_tokens": 4, "logit_bias": BIAS}).json()
     usage = answer["usage"]
     assert num_tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+CALL = '\n<tool_call>\n{"name": "shop", "arguments": {"size": "small"}}\n</tool_call>'
+
+
+def test_thoughts_are_a_block_before_text_and_calls():
+    reader = json_chat.thinking("<think>\n")
+    asked = reading.read(reader, AB | {"tools": [SHOP]})
+    result = json_chat.generated(reader.tokenizer, f"hm\n</think>\n\nhello{CALL}")
+    whole = MessageWriter(asked, "tiny", reader.tokenizer, "id").whole([result], 0)
+    assert without_ids(whole)["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "hello\n"},
+        {name: USE[name] for name in USE.keys() - {"id"}},
+    ]
+    writer = MessageWriter(asked, "tiny", reader.tokenizer, "id")
+    found = [event for piece in json_chat.token_by_token(result) for event in writer.chunks(0, piece)]
+    assert sum("thinking_delta" in str(event) for event in found) > 1, "the thoughts come in parts"
+    assert without_ids(replayed([*writer.begin(), *found, *writer.end([result], 0)])) == without_ids(whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "True|"),
+        ({"thinking": {"type": "disabled"}}, "False|"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "True|low"),
+    ],
+)
+def test_thinking_and_effort_are_variables_of_the_template(fields, shown):
+    template = json_chat.chat_template("{{ thinking }}|{{ reasoning_effort }}")
+    reader = dataclasses.replace(json_chat.READER, chat_template=template)
+    assert json_chat.TOKENIZER.decode(reading.read(reader, AB | fields).prompts[0]) == shown
+    counted = AB | fields
+    del counted["max_tokens"]
+    assert reading.count(reader, counted) == {"input_tokens": len(json_chat.TOKENIZER.encode(shown).ids)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_parallel"),
+    [
+        ({"type": "any"}, False),
+        ({"type": "any", "disable_parallel_tool_use": False}, True),
+        ({"type": "auto"}, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, False),
+    ],
+)
+def test_an_answer_that_has_to_call_does_so_once_unless_it_may_do_more(choice, is_parallel):
+    asked = reading.read(json_chat.READER, AB | {"tools": [SHOP], "tool_choice": choice})
+    automaton = asked.grammar.make().automaton
+    assert automaton.accepts(special.encode(CALL))
+    assert automaton.accepts(special.encode(CALL + CALL)) is is_parallel
 
 
 def test_blocks_become_messages():
@@ -177,3 +238,13 @@ def test_errors_have_anthropics_form(engine):
             assert (refused.status_code, answer["type"], answer["error"]["type"]) == (status, "error", kind)
             assert answer["request_id"] == refused.headers["request-id"]
         assert served.client.post(MESSAGES, json=AB, headers={"x-api-key": "right"}).status_code == 200
+
+
+def test_an_error_within_a_stream_is_its_last_event(engine, rounds):
+    with running(engine, seconds=0.2) as served:
+        response = served.client.post(MESSAGES, json=AB | {"stream": True})
+        error = {"type": "timeout_error", "message": "the response took more than 0.2 seconds"}
+        last = {"type": "error", "error": error, "request_id": response.headers["request-id"]}
+        assert [event for event in events(response) if event["type"] not in ("message_start", "ping")] == [last]
+        rounds.release(10)
+        wait_until(lambda: engine.num_running == 0)

@@ -1,9 +1,7 @@
 """Structured outputs and tools: fields, forms of templates, calls in pieces, and the official client."""
 
-import dataclasses
 import json
 
-import numpy as np
 import openai
 import pytest
 
@@ -16,11 +14,12 @@ from jlade.errors import ArgumentValueError
 from jlade.server import kinds, structured, tools
 from jlade.server.examples import marked
 from jlade.server.fields import RequestError
-from jlade.server.writer import Writer, one_piece
+from jlade.server.responses.events import ItemsWriter
+from jlade.server.writer import Writer
 from tests.server import json_chat
 from tests.server.answers import Shirt
 from tests.server.conftest import response, running
-from tests.server.json_chat import BIAS, QUESTION, SCHEMA, tool
+from tests.server.json_chat import BIAS, QUESTION, SCHEMA, generated, thinking, token_by_token, tool
 
 # Random weights may write whitespace without end.
 
@@ -103,35 +102,14 @@ def test_a_structural_tag(given):
             assert found.accepts(text.encode()) is is_accepted, text
 
 
-def thinking(mark="", template=json_chat.HERMES):
-    """Returns a reader of bodies of a model with special tokens for thoughts, whose prompts end with `mark`."""
-    made = json_chat.chat_template(template + mark)
-    made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
-    tokenizer = made.tokenizer.backend_tokenizer
-    size = tokenizer.get_vocab_size()
-    return dataclasses.replace(json_chat.READER, tokenizer=tokenizer, chat_template=made, vocab_size=size)
-
-
 def written(reader, body, text, reason="eos"):
     """Returns the message of an answer and the content of its chunks."""
-    ids = [*reader.tokenizer.encode(text).ids, *([json_chat.EOS] if reason == "eos" else [])]
-    result = jlade.Generation(
-        tokens=np.array([ids]),
-        lengths=np.array([len(ids)]),
-        steps=np.array([len(ids)]),
-        accepted=np.ones((1, len(ids)), int),
-        finish_reason=(reason,),
-        text=("",),
-        **dict.fromkeys(("logprobs", "processed_logprobs", "top_tokens", "top_logprobs", "statistics", "state")),
-    )
+    result = generated(reader.tokenizer, text, reason)
     asked = reader.chat(body)
     message = Writer(asked, "m", reader.tokenizer, "i").whole([result])["choices"][0]["message"]
-    writer, piece, streamed = Writer(asked, "m", reader.tokenizer, "i"), one_piece(result), ""
-    for place, token in enumerate(ids, start=1):
-        last = result if place == len(ids) else None
-        one = dataclasses.replace(piece, tokens=np.array([token]), accepted=np.array([1]), generation=last)
-        streamed += "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in writer.chunks(0, one))
-    return message, streamed
+    writer = Writer(asked, "m", reader.tokenizer, "i")
+    chunks = [chunk for piece in token_by_token(result) for chunk in writer.chunks(0, piece)]
+    return message, "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
 OBJECT = '{"size": "small"}'
@@ -186,6 +164,20 @@ def test_thoughts_are_a_field(tools, begin, text, thought, content):
     message, streamed = written(reader, body, text, "length")
     assert message["content"] == streamed == content
     assert message.get("reasoning_content", "") == message.get("reasoning", "") == thought
+
+
+@pytest.mark.parametrize(
+    ("begin", "text", "number"),
+    [("", "[THINK]hm[/THINK]hello", 3), ("[THINK]", "hm[/THINK]hello", 2), ("", "hello", 0), ("", "[THINK]hm", 3)],
+)
+def test_tokens_of_thoughts_are_counted(begin, text, number):
+    """With that of the mark that begins them."""
+    reader = thinking(begin)
+    result = generated(reader.tokenizer, text, "length")
+    of_chat = Writer(reader.chat({"messages": QUESTION}), "m", reader.tokenizer, "i").whole([result])
+    assert of_chat["usage"]["completion_tokens_details"] == {"reasoning_tokens": number}
+    of_items = ItemsWriter(response({"input": "a"}, reader), "m", reader.tokenizer, "i").whole([result])
+    assert of_items["usage"]["output_tokens_details"] == {"reasoning_tokens": number}
 
 
 def test_marks_of_special_tokens_are_around_thoughts_and_content():

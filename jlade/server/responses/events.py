@@ -81,6 +81,7 @@ class ItemsWriter(Writer):
         """Returns the last event, that of the whole response, which is stored."""
         is_cut = self._output[-1]["status"] == "incomplete"
         usage = self.usage(generations, num_cached)
+        num_thinking = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         self._response |= {
             "status": "incomplete" if is_cut else "completed",
             "completed_at": None if is_cut else int(time.time()),
@@ -90,7 +91,7 @@ class ItemsWriter(Writer):
                 "output_tokens": usage["completion_tokens"],
                 "total_tokens": usage["total_tokens"],
                 "input_tokens_details": {"cached_tokens": num_cached or 0, "cache_write_tokens": 0},
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": num_thinking},
             },
         }
         event = self._of_response(f"response.{self._response['status']}")
