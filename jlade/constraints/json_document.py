@@ -61,6 +61,7 @@ NUMBER = Kind(_is_number, "a number")
 BOUND = Kind(lambda value: isinstance(value, bool) or _is_number(value), "a number")  # draft 4 has booleans
 TEXTS = Kind(lambda value: isinstance(value, str | tuple), "a string")  # see `all_of`
 NEEDS = Kind(lambda value: _is_schema(value) or _are_names(value), "a list of names or a schema")
+GRAMMAR = "x-lark"  # a keyword of our own: the text of a string is one of this grammar in Lark
 # Keywords that constrain a value of one type alone.
 OF_NUMBERS = {
     "minimum": NUMBER,
@@ -72,7 +73,7 @@ OF_NUMBERS = {
 OF_TYPE = {
     "integer": OF_NUMBERS,
     "number": OF_NUMBERS,
-    "string": {"minLength": COUNT, "maxLength": COUNT, "pattern": TEXTS, "format": TEXTS},
+    "string": {"minLength": COUNT, "maxLength": COUNT, "pattern": TEXTS, "format": TEXTS, GRAMMAR: TEXTS},
     "array": {
         "items": Kind(lambda value: _is_schema(value) or isinstance(value, list), "a schema or a list of schemas"),
         "prefixItems": SCHEMAS,

@@ -45,6 +45,7 @@ from jlade.constraints.json_document import (
     APPLIED,
     BOUNDS,
     DEPENDENCIES,
+    GRAMMAR,
     OF_TYPE,
     TYPES,
     Document,
@@ -606,6 +607,13 @@ class _Compiler:
                 parts.append(regex.search(pattern, string_of))
             except ValueError as error:
                 raise UnsupportedError(f"{path}/pattern: {error}") from error
+        for grammar in all_of(schema.get(GRAMMAR, ())):
+            from jlade.constraints import lark  # which reads schemas itself
+
+            try:
+                parts.append(lark.in_json(grammar))
+            except ValueError as error:
+                raise UnsupportedError(f"{path}/{GRAMMAR}: {error}") from error
         for name in map(str, all_of(schema.get("format", ()))):
             if name in UNSUPPORTED:
                 raise UnsupportedError(f"{path}/format: {name!r} is not supported")

@@ -10,12 +10,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from jlade.constraints import json_schema, regex, special
 from jlade.constraints.automaton import (
     EMPTY,
     Automaton,
+    Byte,
     Expression,
+    Network,
     Repeat,
+    build,
     characters,
     choice,
     difference,
@@ -24,9 +29,11 @@ from jlade.constraints.automaton import (
     replaced,
     sequence,
 )
+from jlade.constraints.moves import DEAD
 from jlade.constraints.rules import DEPTH, Name, Node, Parser, automaton_of, error_at
 
 START = "start"
+ESCAPED = frozenset((*range(32), *b'"\\'))  # bytes that a string of JSON has as escapes alone
 _IGNORED: Node = Name("%ignore")  # what may follow a terminal
 # Blanks, lines and comments before "|" belong to the alternative that follows.
 _TOKEN = re.compile(
@@ -99,6 +106,22 @@ def parse(text: str, depth: int = DEPTH, counts: bool = False) -> Automaton:
         return automaton_of("lark", rules, first, depth, counts)
     except RecursionError as error:
         raise ValueError("lark: parentheses, terminals or rules are too many within each other") from error
+
+
+def in_json(text: str) -> Automaton:
+    """Returns the texts of `parse` as they are spelled in a string of JSON, each character in its usual way."""
+    texts = parse(text)
+    end = len(texts.is_final)
+    moves: list[tuple[int, Expression | None, int]] = [
+        (state, None, end) for state in np.flatnonzero(texts.is_final).tolist()
+    ]
+    for state, after in enumerate(texts.next_state[:, texts.class_of_byte]):
+        for other in np.unique(after[after != DEAD]).tolist():
+            read = set(np.flatnonzero(after == other).tolist())
+            escapes = [literal(json.dumps(chr(byte))[1:-1]) for byte in sorted(read & ESCAPED)]
+            as_they_are = Byte(sum(1 << byte for byte in read - ESCAPED))
+            moves.append((state, choice(as_they_are, *escapes), other))
+    return build(Network(end + 1, tuple(moves)))
 
 
 class _Parser(Parser):

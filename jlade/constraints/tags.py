@@ -45,7 +45,7 @@ class Tags:
 
     Attributes:
       tags: of each kind of parts the text before, the schema of JSON or fields one after the other, and the text after.
-      opening, closing: of a block.
+      opening, closing: of a block; blanks with which the first one begins may be missing.
       between: the text between two tags of a block; None for one alone.
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
       maximum: blocks beside other text; None for any number.
@@ -66,14 +66,14 @@ class Tags:
     other: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
-        begins = [self.opening + begin for begin, _, _ in self.tags]
+        begins = [(self.opening + begin).lstrip() for begin, _, _ in self.tags]
         if not begins:
             raise ValueError("tags must be one or more")
         for trigger in self.triggers:
-            if not trigger or not any(begin.startswith(trigger) for begin in begins):
+            if not trigger or not any(begin.startswith(trigger.lstrip()) for begin in begins):
                 raise ValueError(f"triggers must be the beginnings of tags, got {trigger!r}")
         for begin in begins:
-            if self.triggers and not begin.startswith(tuple(self.triggers)):
+            if self.triggers and not begin.startswith(tuple(trigger.lstrip() for trigger in self.triggers)):
                 raise ValueError(f"triggers must have the beginning of each tag, got none of {begin!r}")
 
 
@@ -94,15 +94,17 @@ def parse(spec: Tags, of_other: Expression | None = None) -> Expression:
     tags = tag
     if spec.between is not None:  # the states of a tag are there once, whatever comes before it
         tags = Network(3, ((0, tag, 1), (1, _literal(spec.between), 0), (1, None, 2)))
-    block = automaton.sequence(_literal(spec.opening), tags, _literal(spec.closing))
+    opening = spec.opening.lstrip()
+    blanks = automaton.optional(_literal(spec.opening.removesuffix(opening)))
+    block = automaton.sequence(blanks, _literal(opening), tags, _literal(spec.closing))
     if not spec.triggers:
         return block
     if of_other is not None:
         return _either(spec, block, of_other)
     other: Expression = _without(*spec.triggers)
     if special.MARK in "".join(spec.content):  # which other text has not
-        opening, closing = map(_literal, spec.content)
-        other = automaton.choice(other, automaton.sequence(BLANKS, opening, other, automaton.optional(closing)))
+        before, after = map(_literal, spec.content)
+        other = automaton.choice(other, automaton.sequence(BLANKS, before, other, automaton.optional(after)))
     begins = [(automaton.sequence(BLANKS, _literal(begin)), end) for begin, end in spec.thoughts]
     thoughts = [automaton.sequence(begin, through(end)) for begin, end in begins]
     cut_off = [automaton.sequence(begin, _without(end)) for begin, end in begins]

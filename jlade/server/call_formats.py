@@ -139,7 +139,7 @@ class Form:
         match = re.match(rf"\s*[^\s{{{ID}]*", self.opening)
         opening = match[0] if match and match[0].strip() else self.opening
         if MARK in self.opening or MARK not in self.middle:
-            return [opening]
+            return [opening.lstrip() or opening]
         return [self.begins(self.opening, name)[0].partition(MARK)[0] + MARK for name in names]
 
 

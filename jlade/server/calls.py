@@ -149,7 +149,7 @@ class CallReader:
         self._tools = {} if tools is None else {tool.name: tool for tool in tools.tools}
         self._first, self._next, self._closing = dict[str, str](), dict[str, str](), ""  # names by what begins a call
         if form is not None:
-            self._first = self._begins(form, form.opening)
+            self._first = self._begins(form, form.opening) | self._begins(form, form.opening.lstrip())
             self._closing = form.closing.lstrip(WHITESPACE)
             if form.between is not None:
                 self._next = self._begins(form, form.between.lstrip(WHITESPACE))

@@ -306,6 +306,19 @@ def test_text_beside_calls(name):
     assert not accepts(grammar, f"a{MARK}b")
 
 
+def test_the_blanks_before_calls_may_be_missing():
+    asked, call = (
+        tools.read({"tools": [SHOP]}),
+        HERMES.opening.lstrip() + 'shop", "arguments": {"size": "%s"}}\n</tool_call>',
+    )
+    grammar = asked.grammar(HERMES)
+    assert HERMES.opening.startswith("\n")
+    for before in ("", "\n", "a", "a\n"):
+        assert accepts(grammar, before + call % "small")
+        assert not accepts(grammar, before + call % "huge")
+        assert read(asked, HERMES, before + call % "small")[1:] == (before.strip(), [("shop", '{"size": "small"}')])
+
+
 LIKE_CALLS = {"type": "object", "properties": {"name": {"enum": ["shops", "x"]}, "arguments": {}}}
 FORMATS = [
     (Grammar.json(), '{"a": 1}', "<tool_call>"),

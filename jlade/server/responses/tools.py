@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from jlade.constraints.json_document import GRAMMAR
 from jlade.server import kinds
 from jlade.server import tools as tools_lib
 from jlade.server.fields import Body, refused
@@ -110,19 +111,13 @@ def _function_of_custom(path: str, tool: Body) -> Body:
         case {"type": "grammar", "syntax": "regex", "definition": str(definition)}:
             schema["pattern"] = f"^(?:{definition})$"
         case {"type": "grammar", "syntax": "lark", "definition": str(definition)}:
-            schema["description"] = f"A text of this grammar in Lark:\n{definition}"
-            _say_not_held(tool["name"])
+            schema[GRAMMAR] = definition
         case other:
             accepted = 'text, or a grammar {"type": "grammar", "syntax": "lark" or "regex", "definition": ...}'
             raise refused(f"{path}.format", other, accepted)
     parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT], "additionalProperties": False}
     described = {"description": tool["description"]} if "description" in tool else {}
     return {"name": tool["name"], **described, "parameters": parameters, "strict": True}
-
-
-@functools.lru_cache(maxsize=1024)  # once
-def _say_not_held(name: str) -> None:
-    log.warning("the grammar in Lark of the custom tool %s is shown to the model, but not held", name)
 
 
 def choice(given: Any, origins: Mapping[str, Origin]) -> Any:
