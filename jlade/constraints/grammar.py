@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
 import flax.struct
@@ -28,6 +28,7 @@ HEADER = 8  # entries of the header of a state, which begins with these
 LIKELY, LEAST, MOST, COLUMNS, ROW = range(5)
 ROW_CLASSES = 2048  # most classes of a table in a row of an engine
 ROW_COLUMNS = 1024  # most columns of its blocks
+CHUNK = 2**16  # entries that are written into a row at once
 WORD = 16  # bits
 RULES = {"ebnf": ebnf.parse, "lark": lark.parse}  # grammars of rules, whose automata may count
 
@@ -110,7 +111,7 @@ class Grammar:
         Raises:
           ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
         """
-        grammar = cls("tags", json.dumps(dataclasses.asdict(tags)))
+        grammar = cls("tags", json.dumps(tags, default=vars))
         return grammar._checked() if is_checked else grammar
 
     def after(self, end: str) -> Self:
@@ -363,23 +364,24 @@ class RowTables(Tables):
     @classmethod
     def empty(cls, num_rows: int, num_entries: int, vocab_size: int) -> Self:
         """Returns the tables of rows without grammars, with a place for `num_entries` entries each."""
-        places = -(-(num_entries + ROW_CLASSES) // LANES)
-        entries = jnp.zeros((num_rows, places, LANES), jnp.int32)
+        chunks = -(-(num_entries + ROW_CLASSES) // CHUNK)
+        entries = jnp.zeros((num_rows, chunks * CHUNK // LANES, LANES), jnp.int32)
         entries = entries.at[:, 0, :HEADER].set(np.array([NONE, 0, 0, LANES, LANES, 0, 0, 0], np.int32))
         zero = jnp.zeros(num_rows, jnp.int32)
         class_of_token = jnp.zeros((num_rows, vocab_size), jnp.int32)
         return cls(entries, class_of_token, zero, zero, zero, ROW_CLASSES, ROW_COLUMNS, vocab_size)
 
-    def of_row(self, table: Table) -> tuple[Self, np.ndarray]:
-        """Returns the table of a row, with a first axis of 1, and its first state [1] int32, in NumPy."""
-        entries: Any = np.zeros((1, *self.entries.shape[1:]), np.int32)
-        entries[0, : num_entries(table) // LANES] = _entries(table, 0)
-        class_of_token: Any = table.class_of_token[None]
-        zero: Any = np.zeros(1, np.int32)
-        row = dataclasses.replace(
-            self, entries=entries, class_of_token=class_of_token, first=zero, begin=zero, classes=zero
-        )
-        return row, zero + 1
+
+def chunks(table: Table) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields what a row of `RowTables` gets for a table: chunks [CHUNK / LANES, LANES], and where each begins.
+
+    They have one shape, and no more of them are moved to the device than the table fills.
+    """
+    entries = _entries(table, 0)
+    size = CHUNK // LANES
+    for begin in range(0, len(entries), size):
+        part = entries[begin : begin + size]
+        yield begin, np.pad(part, ((0, size - len(part)), (0, 0)))
 
 
 @jax.custom_batching.custom_vmap

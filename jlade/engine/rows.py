@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.config import PLAIN
-from jlade.constraints.grammar import RowTables, check_size
+from jlade.constraints.grammar import RowTables, check_size, chunks
 from jlade.constraints.tokens import Table
 from jlade.decoding import ahead, loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
@@ -295,42 +295,64 @@ def _put_in(
     return written
 
 
-def put_table(state: EngineState, table: Table, index: int, config: DecodeConfig) -> EngineState:
-    """Gives the request that was inserted into a row the table of its grammar, which is written in place."""
+def put_table(
+    state: EngineState, table: Table, index: int, config: DecodeConfig, is_there: bool = False
+) -> EngineState:
+    """Gives the request that was inserted into a row the table of its grammar.
+
+    The table is written in place, but if `is_there`: the row has it from an earlier request.
+    """
     assert state.tables is not None
-    row = state.tables.of_row(table)
-    tables, states = _put_table(state.tables, state.rows.constraint_state, row, np.int32(index), config=config)
+    tables = state.tables
+    for begin, chunk in () if is_there else chunks(table):
+        new = chunk[None], table.class_of_token[None]
+        tables = _put_chunk(tables, new, np.int32(index), np.int32(begin), config=config)
+    states = _begin_grammar(state.rows.constraint_state, np.int32(index), config=config)
     return dataclasses.replace(state, rows=dataclasses.replace(state.rows, constraint_state=states), tables=tables)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="tables")
-def _put_table(
-    tables: RowTables, states: jax.Array, row: Any, index: jax.Array, *, config: DecodeConfig
-) -> tuple[RowTables, jax.Array]:
+def _put_chunk(tables: RowTables, new: Any, index: jax.Array, begin: jax.Array, *, config: DecodeConfig) -> RowTables:
+    """Writes a chunk of a table into a row, in which it begins at `begin`, with the classes of tokens."""
     groups = mesh_lib.size(config.mesh, DATA)
-    row = jax.tree.map(lambda array: jnp.repeat(array, groups, axis=0), row)
-    specs = sharding.constraint_specs(tables), sharding.BATCH
-    written: tuple[RowTables, jax.Array] = _write((tables, states), row, index, specs, config)
+    chunk, class_of_token = jax.tree.map(lambda array: jnp.repeat(array, groups, axis=0), new)
+    return dataclasses.replace(
+        tables,
+        entries=_write(tables.entries, chunk, index, sharding.BATCH, config, begin),
+        class_of_token=_write(tables.class_of_token, class_of_token, index, sharding.BATCH, config),
+    )
+
+
+@ahead.jit(static_argnames="config")
+def _begin_grammar(states: jax.Array, index: jax.Array, *, config: DecodeConfig) -> jax.Array:
+    """Returns the states of the rows' grammars, that of a row being the first of its table."""
+    first = jnp.ones(mesh_lib.size(config.mesh, DATA), jnp.int32)
+    written: jax.Array = _write(states, first, index, sharding.BATCH, config)
     return written
 
 
-def _write(state: Any, new: Any, index: jax.Array, specs: Any, config: DecodeConfig) -> Any:
-    """Returns the rows of a state with the row `new` of each device group in the place of row `index` of all."""
+def _write(state: Any, new: Any, index: jax.Array, specs: Any, config: DecodeConfig, begin: Any = 0) -> Any:
+    """Returns the rows of a state with the row `new` of each device group in the place of row `index` of all.
+
+    Arrays of `new` that are shorter along axis 1 are written from `begin` on.
+    """
     groups = mesh_lib.size(config.mesh, DATA)
     of_device = functools.partial(_write_of_device, specs=specs, groups=groups)
-    return mesh_lib.shard(of_device, config.mesh, (specs, specs, PartitionSpec()), specs)(state, new, index)
+    in_specs = specs, specs, PartitionSpec(), PartitionSpec()
+    return mesh_lib.shard(of_device, config.mesh, in_specs, specs)(state, new, index, begin)
 
 
-def _write_of_device(state: Any, new: Any, index: jax.Array, specs: Any, groups: int) -> Any:
+def _write_of_device(state: Any, new: Any, index: jax.Array, begin: jax.Array, specs: Any, groups: int) -> Any:
     """Returns the rows of a device with the row `new` at `index` of all rows, if that is one of them."""
 
     def put(spec: Any, rows: jax.Array, row: jax.Array) -> jax.Array:
         if not (len(spec) and spec[0] == DATA):
             return rows
         is_here, at = place(index, len(rows), groups)
+        starts: Any = (at, begin, *[0] * rows.ndim)[: rows.ndim]
         if groups > 1:
-            row = jnp.where(is_here, row, jax.lax.dynamic_slice_in_dim(rows, at, 1))
-        return jax.lax.dynamic_update_slice_in_dim(rows, row, at, axis=0)
+            row = jnp.where(is_here, row, jax.lax.dynamic_slice(rows, starts, row.shape))
+        return jax.lax.dynamic_update_slice(rows, row, starts)
 
     return jax.tree.map(put, jax.tree.broadcast(specs, state), state, new)
 

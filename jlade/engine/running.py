@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from jlade.constraints.tokens import Table
 from jlade.decoding.state import DecodeConfig
 from jlade.engine import rows
 from jlade.engine.job import Job
@@ -46,6 +47,7 @@ class Running:
         self._pool.clear()
         self.jobs: dict[int, Job] = {}
         self.readings: dict[Job, PromptReading] = {}
+        self._tables: dict[int, Table] = {}  # of the grammars that rows have, also from requests that have ended
         self.state: EngineState | None = None
         self._stepped: EngineState | None = None  # the state after the last steps, if no row read in them
         self._num_steps: HostArray = np.zeros(0, np.int32)  # of its rows
@@ -69,8 +71,7 @@ class Running:
         assert prefix is not None
         state, row = self._free_row(job)
         self.state = rows.insert(state, prefix, job.row, row, self._config)
-        if job.table is not None:
-            self.state = rows.put_table(self.state, job.table, row, self._config)
+        self.state = self._put_table(self.state, job, row)
         self.jobs[row] = job
         if not reading.is_done:
             reading.prefix, self.readings[job] = None, reading
@@ -92,8 +93,7 @@ class Running:
             return False
         (taken, contents, reading), job.taken = job.taken, None
         state, row = self._free_row(job)
-        if job.table is not None:
-            state = rows.put_table(state, job.table, row, self._config)
+        state = self._put_table(state, job, row)
         self.state = rows.put_in(state, taken, row, self._config)
         self._pool.put_in(contents, job.pages, job.group)
         self.jobs[row] = job
@@ -138,6 +138,14 @@ class Running:
         rows_per_group = len(state.rows.done) // self._pool.num_groups
         of_group = range(job.group * rows_per_group, (job.group + 1) * rows_per_group)
         return state, next(row for row in of_group if row not in self.jobs)
+
+    def _put_table(self, state: EngineState, job: Job, row: int) -> EngineState:
+        """Gives a row the table of its request's grammar, if it has one."""
+        if job.table is None:
+            return state
+        state = rows.put_table(state, job.table, row, self._config, is_there=self._tables.get(row) is job.table)
+        self._tables[row] = job.table
+        return state
 
     def keep(self, jobs: Collection[Job | None]) -> None:
         """Ends all requests but these."""
@@ -207,6 +215,7 @@ class Running:
         while (place := sizes.index(len(state.rows.done))) != wanted:
             size = sizes[place + 1 if place < wanted else place - 1]
             state = rows.resize(state, [*self.jobs, *[-1] * (size - len(self.jobs))], self._config)
+            self._tables = {place: self._tables[row] for place, row in enumerate(self.jobs) if row in self._tables}
             self.jobs = dict(enumerate(self.jobs.values()))
         self.state = state
         return state
