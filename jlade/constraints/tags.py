@@ -45,7 +45,7 @@ class Tags:
 
     Attributes:
       tags: of each kind of parts the text before, the schema of JSON or fields one after the other, and the text after.
-      opening, closing: of a block; blanks with which the first one begins may be missing.
+      opening, closing: of a block; beside other text the blanks with which the first one begins may be missing.
       between: the text between two tags of a block; None for one alone.
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
       maximum: blocks beside other text; None for any number.
@@ -95,7 +95,9 @@ def parse(spec: Tags, of_other: Expression | None = None) -> Expression:
     if spec.between is not None:  # the states of a tag are there once, whatever comes before it
         tags = Network(3, ((0, tag, 1), (1, _literal(spec.between), 0), (1, None, 2)))
     opening = spec.opening.lstrip()
-    blanks = automaton.optional(_literal(spec.opening.removesuffix(opening)))
+    blanks = _literal(spec.opening.removesuffix(opening))
+    if spec.triggers:
+        blanks = automaton.optional(blanks)
     block = automaton.sequence(blanks, _literal(opening), tags, _literal(spec.closing))
     if not spec.triggers:
         return block

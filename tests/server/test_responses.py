@@ -264,6 +264,24 @@ def test_a_later_turn_of_codex(caplog):
     ]
 
 
+def test_the_input_of_a_custom_tool_is_a_text_of_its_grammar():
+    definition = 'start: "*** Begin" LF ("+" /[^\\n]*/ LF)+ "*** End"\nLF: "\\n"'
+    custom = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark"}}
+    custom["format"]["definition"] = definition
+    body = {"input": "a", "tools": [custom], "tool_choice": {"type": "custom", "name": "patch"}}
+    grammar = response(body, json_chat.READER).grammar.make()
+    for text, is_right in (('*** Begin\n+a "b" \\ é\n+\n*** End', True), ("*** Begin\n*** End", False), ("+a", False)):
+        arguments = json.dumps({"input": text}, ensure_ascii=False)
+        call = f'\n<tool_call>\n{{"name": "patch", "arguments": {arguments}}}\n</tool_call>'
+        assert grammar.accepts(call) is is_right
+    custom["format"]["definition"] = "start: ("
+    with (
+        pytest.raises(RequestError, match=r"patch: .*lark, line 1: expected '\)'"),
+        response(body, json_chat.READER).grammar.errors(),
+    ):
+        response(body, json_chat.READER).grammar.make()
+
+
 def test_a_second_turn_of_the_ai_sdk(served):
     first = served.client.post(RESPONSES, json={"input": "ab", "max_output_tokens": 4, "temperature": 0}).json()
     (item,) = first["output"]
