@@ -30,7 +30,10 @@ ROW_CLASSES = 2048  # most classes of a table in a row of an engine
 ROW_COLUMNS = 1024  # most columns of its blocks
 CHUNK = 2**16  # entries that are written into a row at once
 WORD = 16  # bits
-RULES = {"ebnf": ebnf.parse, "lark": lark.parse}  # grammars of rules, whose automata may count
+RULES = {
+    "ebnf": ebnf.parse,
+    "lark": functools.partial(lark.parse, of_json=json_schema.parse),
+}  # grammars of rules, whose automata may count
 
 
 class TableSizeError(ArgumentValueError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jlade.constraints import formats, numbers, regex
+from jlade.constraints import formats, lark, numbers, regex
 from jlade.constraints.automaton import (
     COUNTED,
     EMPTY,
@@ -608,10 +608,8 @@ class _Compiler:
             except ValueError as error:
                 raise UnsupportedError(f"{path}/pattern: {error}") from error
         for grammar in all_of(schema.get(GRAMMAR, ())):
-            from jlade.constraints import lark  # which reads schemas itself
-
             try:
-                parts.append(lark.in_json(grammar))
+                parts.append(lark.in_json(grammar, parse))
             except ValueError as error:
                 raise UnsupportedError(f"{path}/{GRAMMAR}: {error}") from error
         for name in map(str, all_of(schema.get("format", ()))):

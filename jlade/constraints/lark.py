@@ -7,12 +7,12 @@ between trees of a text, and have no effect here.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from jlade.constraints import json_schema, regex, special
+from jlade.constraints import regex, special
 from jlade.constraints.automaton import (
     EMPTY,
     Automaton,
@@ -32,6 +32,7 @@ from jlade.constraints.automaton import (
 from jlade.constraints.moves import DEAD
 from jlade.constraints.rules import DEPTH, Name, Node, Parser, automaton_of, error_at
 
+OfJson = Callable[[Any], Expression]
 START = "start"
 ESCAPED = frozenset((*range(32), *b'"\\'))  # bytes that a string of JSON has as escapes alone
 _IGNORED: Node = Name("%ignore")  # what may follow a terminal
@@ -83,7 +84,7 @@ COMMON = {
 }
 
 
-def parse(text: str, depth: int = DEPTH, counts: bool = False) -> Automaton:
+def parse(text: str, of_json: OfJson, depth: int = DEPTH, counts: bool = False) -> Automaton:
     """Returns the texts of the rule "start", or of the first one if there is no such rule.
 
     Args:
@@ -91,6 +92,7 @@ def parse(text: str, depth: int = DEPTH, counts: bool = False) -> Automaton:
         `"a".."z"`, regular expressions `/a/imsx` of Python's `re`, names, parentheses, brackets around what may be left
         out, `|`, and `*`, `+`, `?`, `~2`, `~2..4` or `{2,4}` after a part; in rules also `%json {...}` and special
         tokens `<name>`. A rule of a terminal may have the attributes `[capture, lazy, suffix="a"]` of llguidance.
+      of_json: returns the texts of a JSON schema: `jlade.constraints.json_schema.parse`.
       depth: how often a rule may be within itself, where this is no loop.
       counts: as of `jlade.constraints.automaton.build`.
 
@@ -99,7 +101,7 @@ def parse(text: str, depth: int = DEPTH, counts: bool = False) -> Automaton:
         texts.
     """
     try:
-        rules = _Parser(text, _tokens(text)).rules()
+        rules = _Parser(text, _tokens(text), of_json).rules()
         first = START if START in rules else next(iter(rules))
         if first == _IGNORED.name:
             raise ValueError("lark: there are no rules")
@@ -108,9 +110,9 @@ def parse(text: str, depth: int = DEPTH, counts: bool = False) -> Automaton:
         raise ValueError("lark: parentheses, terminals or rules are too many within each other") from error
 
 
-def in_json(text: str) -> Automaton:
+def in_json(text: str, of_json: OfJson) -> Automaton:
     """Returns the texts of `parse` as they are spelled in a string of JSON, each character in its usual way."""
-    texts = parse(text)
+    texts = parse(text, of_json)
     end = len(texts.is_final)
     moves: list[tuple[int, Expression | None, int]] = [
         (state, None, end) for state in np.flatnonzero(texts.is_final).tolist()
@@ -129,6 +131,10 @@ class _Parser(Parser):
 
     notation = "lark"
     escapes = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b"} | {each: each for each in "\\\"'/"}
+
+    def __init__(self, text: str, tokens: Iterator[re.Match[str]], of_json: OfJson) -> None:
+        super().__init__(text, tokens)
+        self._of_json = of_json
 
     def rules(self) -> dict[str, Node]:
         self.named, self.ignored = dict[str, Node](), list[Node]()
@@ -278,7 +284,7 @@ class _Parser(Parser):
         if token[0].strip() != "%json":
             raise self._unsupported(token, token[0].strip())
         try:
-            return json_schema.parse(self._object(token))
+            return self._of_json(self._object(token))
         except ValueError as error:
             raise self.wrong(token, str(error)) from error
 

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 import jlade
-from jlade.constraints import automaton, lark
+from jlade.constraints import automaton, json_schema, lark
 from jlade.constraints.moves import DEAD
 from tests.constraints.expressions import TEXTS
 
@@ -92,7 +92,7 @@ def some_texts(found, rng):
 
 @pytest.mark.parametrize("grammar", [APPLY_PATCH, SUMS, QUERY, CALL], ids=["patch", "sums", "query", "call"])
 def test_accepts_what_llguidance_accepts(grammar):
-    found, rng = lark.parse(grammar), np.random.default_rng(0)
+    found, rng = lark.parse(grammar, json_schema.parse), np.random.default_rng(0)
     outcomes = set()
     for _, text in zip(range(60), some_texts(found, rng), strict=False):
         outcomes.add(found.accepts(text))
@@ -113,13 +113,13 @@ def test_accepts_what_llguidance_accepts(grammar):
     ],
 )
 def test_notation(grammar, pattern):
-    found = automaton.build(lark.parse(grammar))
+    found = automaton.build(lark.parse(grammar, json_schema.parse))
     for text in TEXTS:
         assert found.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
 
 
 def test_brackets_are_followed_to_a_depth():
-    found = lark.parse(SUMS)
+    found = lark.parse(SUMS, json_schema.parse)
     assert all(found.accepts(text) for text in (b"1 + (2 * (a + (b + 1)) + x)", b"1+" * 50 + b"1", b"-" * 50 + b"x"))
     assert not found.accepts(b"((((1))))")
 
