@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
 import flax.struct
@@ -30,10 +30,11 @@ ROW_CLASSES = 2048  # most classes of a table in a row of an engine
 ROW_COLUMNS = 1024  # most columns of its blocks
 CHUNK = 2**16  # entries that are written into a row at once
 WORD = 16  # bits
-RULES = {
+# Grammars of rules, whose automata may count.
+RULES: dict[str, Callable[..., Automaton]] = {
     "ebnf": ebnf.parse,
     "lark": functools.partial(lark.parse, of_json=json_schema.parse),
-}  # grammars of rules, whose automata may count
+}
 
 
 class TableSizeError(ArgumentValueError):
