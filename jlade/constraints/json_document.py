@@ -61,6 +61,7 @@ NUMBER = Kind(_is_number, "a number")
 BOUND = Kind(lambda value: isinstance(value, bool) or _is_number(value), "a number")  # draft 4 has booleans
 TEXTS = Kind(lambda value: isinstance(value, str | tuple), "a string")  # see `all_of`
 NEEDS = Kind(lambda value: _is_schema(value) or _are_names(value), "a list of names or a schema")
+ESCAPED = frozenset((*range(32), *b'"\\'))  # bytes that strings in JSON do not have as they are
 GRAMMAR = "x-lark"  # a keyword of our own: the text of a string is one of this grammar in Lark
 # Keywords that constrain a value of one type alone.
 OF_NUMBERS = {

@@ -29,12 +29,12 @@ from jlade.constraints.automaton import (
     replaced,
     sequence,
 )
+from jlade.constraints.json_document import ESCAPED
 from jlade.constraints.moves import DEAD
 from jlade.constraints.rules import DEPTH, Name, Node, Parser, automaton_of, error_at
 
 OfJson = Callable[[Any], Expression]
 START = "start"
-ESCAPED = frozenset((*range(32), *b'"\\'))  # bytes that a string of JSON has as escapes alone
 _IGNORED: Node = Name("%ignore")  # what may follow a terminal
 # Blanks, lines and comments before "|" belong to the alternative that follows.
 _TOKEN = re.compile(
@@ -113,6 +113,8 @@ def parse(text: str, of_json: OfJson, depth: int = DEPTH, counts: bool = False) 
 def in_json(text: str, of_json: OfJson) -> Automaton:
     """Returns the texts of `parse` as they are spelled in a string of JSON, each character in its usual way."""
     texts = parse(text, of_json)
+    if (texts.next_state[:, texts.class_of_byte[special.BYTE]] != DEAD).any():
+        raise ValueError("lark: special tokens are not supported within a string")
     end = len(texts.is_final)
     moves: list[tuple[int, Expression | None, int]] = [
         (state, None, end) for state in np.flatnonzero(texts.is_final).tolist()

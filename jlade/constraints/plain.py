@@ -12,11 +12,10 @@ import numpy as np
 
 from jlade.constraints import automaton, json_schema, special
 from jlade.constraints.automaton import NOTHING, Automaton, Expression, Repeat
-from jlade.constraints.json_document import Schema
+from jlade.constraints.json_document import ESCAPED, Schema
 from jlade.constraints.moves import DEAD
 
 QUOTE = ord('"')
-ESCAPED = (*range(32), QUOTE, ord("\\"))  # bytes that strings in JSON do not have as they are
 
 
 # The kinds of values, and the bytes with which they begin in JSON.

@@ -236,10 +236,11 @@ CODEX = {  # the tools of its requests, shortened
 
 
 def test_a_later_turn_of_codex(caplog):
-    for say in (kinds._say_without_effect, tools._leave_out):  # once in all tests
+    for say in (kinds._say_without_effect, tools.leave_out):  # once in all tests
         say.cache_clear()
     given = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "web_search_call", "id": "w1", "status": "completed"},
         {"type": "reasoning", "summary": [], "encrypted_content": "x"},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
         CALL | {"namespace": "agents_v1"},
@@ -256,7 +257,11 @@ def test_a_later_turn_of_codex(caplog):
     asked = response({"input": "a"} | CODEX, json_chat.READER)
     assert [tool.name for tool in asked.tools[1].tools] == ["shop", "agents_v1__buy", "patch"]
     assert asked.repeated["tools"][1:] == CODEX["tools"][1:]
-    for line in ("tools of the type web_search are left out", "text.verbosity of a request has no effect"):
+    for line in (
+        "tools of the type web_search are left out",
+        "items of the type web_search_call are left out",
+        "text.verbosity of a request has no effect",
+    ):
         assert caplog.text.count(line) == 1
     named = {"tool_choice": {"type": "custom", "name": "patch"}}
     assert [tool.name for tool in response({"input": "a"} | CODEX | named, json_chat.READER).tools[1].tools] == [
@@ -274,12 +279,14 @@ def test_the_input_of_a_custom_tool_is_a_text_of_its_grammar():
         arguments = json.dumps({"input": text}, ensure_ascii=False)
         call = f'\n<tool_call>\n{{"name": "patch", "arguments": {arguments}}}\n</tool_call>'
         assert grammar.accepts(call) is is_right
-    custom["format"]["definition"] = "start: ("
-    with (
-        pytest.raises(RequestError, match=r"patch: .*lark, line 1: expected '\)'"),
-        response(body, json_chat.READER).grammar.errors(),
+    for wrong, message in (
+        ("start: (", r"line 1: expected '\)'"),
+        ("start: <tool>", "special tokens are not supported"),
     ):
-        response(body, json_chat.READER).grammar.make()
+        custom["format"]["definition"] = wrong
+        asked = response(body, json_chat.READER).grammar
+        with pytest.raises(RequestError, match=f"patch: .*lark.*{message}"), asked.errors():
+            asked.make()
 
 
 def test_a_second_turn_of_the_ai_sdk(served):

@@ -9,7 +9,7 @@ from jlade.server.body_fields import PART
 from jlade.server.fields import Body, refused
 from jlade.server.kinds import Nested, Table, names, only
 from jlade.server.responses.store import Store
-from jlade.server.responses.tools import INPUT, function_name
+from jlade.server.responses.tools import INPUT, function_name, leave_out
 
 OF_CALLS: Table = {"async": only(False), "caller": only({"type": "direct"})}  # which are not supported
 _OF_ITEMS = ("id", "status", "type")
@@ -23,6 +23,14 @@ ITEMS = {
     "custom_tool_call_output": names(*_OF_CALLS, output=Nested(PART)),
     "reasoning": names(*_OF_ITEMS, "encrypted_content", content=_TEXTS, summary=_TEXTS),
 }
+# Items of tools that OpenAI's servers run.
+OF_HOSTED = frozenset(
+    (
+        "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
+        "local_shell_call", "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call",
+        "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
+    )
+)  # fmt: skip
 REFERENCE = "item_reference"
 ROLES = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}
 ROLE = kinds.one_of(*ROLES)
@@ -76,6 +84,9 @@ def messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
                     raise refused(f"{name}.call_id", call_id, "that of an earlier call")
                 content = _content(f"{name}.output", item.get("output"), "input_text")
                 found.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            case str() if kind in OF_HOSTED:
+                leave_out("items", kind)
+                continue
             case other:
                 accepted = f"{', '.join(ITEMS)} or {REFERENCE}: other items are not supported"
                 raise refused(f"{name}.type", other, accepted)

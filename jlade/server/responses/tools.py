@@ -70,7 +70,7 @@ def read(tools: Any) -> ToolSet:
             case {"type": "function" | "custom" as kind, "name": str(name)} if tools_lib.NAME.fullmatch(name):
                 kinds.values(tool, OF_TOOLS, f"{path}.")
             case {"type": str(kind)} if kind in HOSTED:
-                _leave_out(kind)
+                leave_out("tools", kind)
                 continue
             case _:
                 accepted = "a function or a custom tool with its type and name, a namespace of them, or a hosted tool"
@@ -98,8 +98,9 @@ def _flat(path: str, tools: Any, namespace: str | None = None) -> Iterator[tuple
 
 
 @functools.lru_cache  # once
-def _leave_out(kind: str) -> None:
-    log.warning("tools of the type %s are left out: the server runs no tools", kind)
+def leave_out(what: str, kind: str) -> None:
+    """Logs that tools or items of a type are left out."""
+    log.warning("%s of the type %s are left out: the server runs no tools", what, kind)
 
 
 def _function_of_custom(path: str, tool: Body) -> Body:
