@@ -104,9 +104,9 @@ class ChatTemplate:
 
 
 def _of_functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
-    """Returns the variables of templates that take functions as a text, and the time."""
+    """Returns the variables of templates that take functions as a text, and the date."""
     functions = json.dumps([tool["function"] for tool in tools or ()], indent=4)
-    return {"functions": functions, "datetime": time.strftime("%Y-%m-%d %H:%M")}
+    return {"functions": functions, "datetime": time.strftime("%Y-%m-%d")}
 
 
 def _content(content: Any, in_parts: bool) -> Any:
