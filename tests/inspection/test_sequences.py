@@ -5,6 +5,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
+from jlade.constraints import grammar
 from jlade.engine import rows
 from jlade.inspection import sequences, targets
 from jlade.inspection.model_programs import ModelPrograms
@@ -27,11 +28,12 @@ def programs_on(**sizes):
 def small_tables(monkeypatch):
     """Makes the tables of grammars as small as the model's other arrays."""
     monkeypatch.setattr(rows, "GRAMMAR", 1024)
+    monkeypatch.setattr(grammar, "CHUNK", 1024)
 
 
 @pytest.mark.parametrize("sizes", [{}, slow({"data": 2, "model": 2})])
 def test_as_many_rows_fit_and_more_do_not(sizes):
-    programs, limit = programs_on(**sizes), 1_000_000
+    programs, limit = programs_on(**sizes), 3_000_000
     groups = sizes.get("data", 1)
     found = sequences.compiled(programs, SETTING, limit)
     assert found.number % groups == 0
