@@ -10,6 +10,7 @@ from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import Document, Schema, UnsupportedError
 
 MAX_LEFT_OUT = 32  # keywords, for each of which the schema is compiled again
+LOOSE = "%s, which is not strict, is not held in full: %s"  # what the log says of a schema, with each error
 EXCLUDING = {"not", "if", "oneOf"}  # without a keyword within them a schema accepts fewer values
 
 

@@ -140,14 +140,15 @@ def without_effect(neutral: str, *others: str) -> Kind:
 
     def read(name: str, value: Any) -> None:
         if check(name, value) != neutral:
-            _say_without_effect(name)
+            warn_once("the field %s of a request has no effect", name)
 
     return read
 
 
-@functools.lru_cache  # once
-def _say_without_effect(name: str) -> None:
-    log.warning("the field %s of a request has no effect", name)
+@functools.lru_cache(maxsize=1024)
+def warn_once(message: str, *values: str) -> None:
+    """Logs a warning, each of the latest ones once."""
+    log.warning(message, *values)
 
 
 boolean = that_is("true or false", lambda value: isinstance(value, bool))

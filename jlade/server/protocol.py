@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -27,7 +26,6 @@ from jlade.server.structured import GrammarField
 from jlade.server.thoughts import Marks, Thoughts
 from jlade.server.tools import Tools
 
-log = logging.getLogger(__name__)
 MAX_CHOICES = 128  # of a body, by default
 DEFAULT_MAX_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
@@ -372,7 +370,7 @@ class BodyReader:
         source = self.chat_template.source()
         unused = {name for name in given if not re.search(rf"\b{re.escape(name)}\b", source)}
         for name in unused if unused >= OF_THINKING else unused - OF_THINKING:
-            _say_unused(name)
+            kinds.warn_once("the chat template has no variable %s, which changes nothing", name)
         return given
 
     def _chat_prompt(self, values: Body, chosen: Tools | None) -> list[int]:
@@ -445,11 +443,6 @@ class BodyReader:
         if len(ends) + len(extra) > EOS_SLOTS:
             raise refused("stop_token_ids", extra, f"at most {EOS_SLOTS - len(ends)} token ids")
         return ends + extra
-
-
-@functools.lru_cache(maxsize=1024)  # once
-def _say_unused(name: str) -> None:
-    log.warning("the chat template has no variable %s, which changes nothing", name)
 
 
 def _prompts(prompt: Any) -> tuple[list[Any], bool]:

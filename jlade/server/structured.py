@@ -3,14 +3,13 @@
 import contextlib
 import functools
 import json
-import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import Schema
-from jlade.constraints.loosening import loosened
+from jlade.constraints.loosening import LOOSE, loosened
 from jlade.constraints.tags import Tags
 from jlade.errors import ArgumentError
 from jlade.server import fields, kinds
@@ -20,7 +19,6 @@ from jlade.server.kinds import Kind, Table, only
 TEXT_FORMAT = "text.format"  # of `/v1/responses`
 OUTPUT_FORMATS = ("output_config.format", "output_format")  # of `/v1/messages`, the second one in its older form
 Make = Callable[..., Grammar]  # without arguments, or with those of tools
-log = logging.getLogger(__name__)
 
 
 class GrammarField(NamedTuple):
@@ -75,13 +73,8 @@ def _format_schema(path: str, given: Body) -> Make:
 def _loosened(path: str, schema: Schema | str) -> Grammar:
     held, reasons = loosened(json.loads(schema) if isinstance(schema, str) else schema)
     for reason in reasons:
-        _say_loose(path, reason)
+        kinds.warn_once(LOOSE, path, reason)
     return Grammar.json_schema(json.dumps(held))
-
-
-@functools.lru_cache(maxsize=1024)  # once
-def _say_loose(name: str, reason: str) -> None:
-    log.warning("%s, which is not strict, is not held in full: %s", name, reason)
 
 
 def _regex(name: str, pattern: Any) -> Make:

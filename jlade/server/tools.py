@@ -13,7 +13,7 @@ from jlade.constraints import plain
 from jlade.constraints.automaton import MAX_STATES
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import APPLIED, Schema
-from jlade.constraints.loosening import loosened
+from jlade.constraints.loosening import LOOSE, loosened
 from jlade.constraints.tags import Field, Tags
 from jlade.server import fields, kinds
 from jlade.server.call_formats import Fields, Form
@@ -112,7 +112,7 @@ class Tools:
         for tool in by_size:
             looser = _looser(tool, form.fields)
             if number > most and not tool.is_strict and looser != tool:
-                _say_loose(tool.name, f"beside the other tools {reason}")
+                kinds.warn_once(LOOSE, f"the schema of the tool {tool.name}", f"beside the other tools {reason}")
                 loose[tool.name] = looser
                 number -= sizes[tool.name]
         if not loose:
@@ -209,12 +209,7 @@ def _lose(tool: Tool, reason: str) -> None:
     """Raises a ValueError if a tool is strict; else the log says that its schema is not held."""
     if tool.is_strict:
         raise ValueError(f"{tool.name}: {reason}")
-    _say_loose(tool.name, reason)
-
-
-@functools.lru_cache(maxsize=1024)  # once
-def _say_loose(name: str, reason: str) -> None:
-    log.warning("the schema of the tool %s, which is not strict, is not held in full: %s", name, reason)
+    kinds.warn_once(LOOSE, f"the schema of the tool {tool.name}", reason)
 
 
 def read(values: Body, within: str = ".function", paths: Sequence[str] | None = None) -> Tools | None:

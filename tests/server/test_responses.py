@@ -16,7 +16,6 @@ from jlade.server import kinds
 from jlade.server.body_fields import LOGPROBS, UNSUPPORTED
 from jlade.server.calls import Arguments, Called, Content, Thought
 from jlade.server.fields import RequestError
-from jlade.server.responses import tools
 from jlade.server.responses.events import ItemsWriter
 from jlade.server.responses.store import Store
 from jlade.server.writer import _Choice as Choice
@@ -236,8 +235,7 @@ CODEX = {  # the tools of its requests, shortened
 
 
 def test_a_later_turn_of_codex(caplog):
-    for say in (kinds._say_without_effect, tools.leave_out):  # once in all tests
-        say.cache_clear()
+    kinds.warn_once.cache_clear()  # once in all tests
     given = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
         {"type": "web_search_call", "id": "w1", "status": "completed"},

@@ -1,8 +1,6 @@
 """Bodies of `/v1/messages`, read into chats: their blocks become conversations."""
 
 import dataclasses
-import functools
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +23,6 @@ BILLING = "x-anthropic-billing-header"  # begins a block of Claude Code's, which
 CHOICES = {"auto": tools_lib.AUTO, "any": "required", "none": tools_lib.NO_TOOLS}  # in the form of a chat
 ONE_ONLY = "tool_choice.disable_parallel_tool_use"
 OF_ANTHROPIC = re.compile(r"[a-z0-9_]{1,64}_\d{8}|mcp_toolset")  # types of tools that its service or models know
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +167,7 @@ def _tool(path: str, tool: Any) -> Body | None:
     """Returns a tool in the form of a chat, None for one that is left out."""
     kind = kinds.any_object(path, tool).get("type") or "custom"
     if isinstance(kind, str) and OF_ANTHROPIC.fullmatch(kind):
-        _say_left_out(kind)
+        kinds.warn_once("tools of the type %s are left out: neither the model nor the server knows them", kind)
         return None
     if kind != "custom":
         raise refused(f"{path}.type", kind, "custom, or that of a tool of Anthropic's own")
@@ -180,8 +177,3 @@ def _tool(path: str, tool: Any) -> Body | None:
         raise refused(f"{path}.input_schema", schema, "the JSON schema of an object")
     function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": function | {"parameters": schema}}
-
-
-@functools.lru_cache(maxsize=1024)  # once
-def _say_left_out(kind: str) -> None:
-    log.warning("tools of the type %s are left out: neither the model nor the server knows them", kind)

@@ -9,7 +9,7 @@ from jlade.server.body_fields import PART
 from jlade.server.fields import Body, refused
 from jlade.server.kinds import Nested, Table, names, only
 from jlade.server.responses.store import Store
-from jlade.server.responses.tools import INPUT, function_name, leave_out
+from jlade.server.responses.tools import INPUT, LEFT_OUT, function_name
 
 OF_CALLS: Table = {"async": only(False), "caller": only({"type": "direct"})}  # which are not supported
 _OF_ITEMS = ("id", "status", "type")
@@ -85,7 +85,7 @@ def messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
                 content = _content(f"{name}.output", item.get("output"), "input_text")
                 found.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case str() if kind in OF_HOSTED:
-                leave_out("items", kind)
+                kinds.warn_once(LEFT_OUT, "items", kind)
                 continue
             case other:
                 accepted = f"{', '.join(ITEMS)} or {REFERENCE}: other items are not supported"

@@ -3,9 +3,7 @@
 A custom tool, whose input is a text, becomes a function with a single argument.
 """
 
-import functools
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from jlade.server.fields import Body, refused
 from jlade.server.kinds import Table, only
 
 INPUT = "input"  # the argument of a custom tool
+LEFT_OUT = "%s of the type %s are left out: the server runs no tools"
 # Tools that OpenAI's servers run, or that their models know by their type.
 HOSTED = frozenset(
     (
@@ -26,7 +25,6 @@ HOSTED = frozenset(
     )
 )  # fmt: skip
 OF_TOOLS: Table = {"allowed_callers": only(["direct"]), "async": only(False)}  # which are not supported
-log = logging.getLogger(__name__)
 
 
 class Origin(NamedTuple):
@@ -70,7 +68,7 @@ def read(tools: Any) -> ToolSet:
             case {"type": "function" | "custom" as kind, "name": str(name)} if tools_lib.NAME.fullmatch(name):
                 kinds.values(tool, OF_TOOLS, f"{path}.")
             case {"type": str(kind)} if kind in HOSTED:
-                leave_out("tools", kind)
+                kinds.warn_once(LEFT_OUT, "tools", kind)
                 continue
             case _:
                 accepted = "a function or a custom tool with its type and name, a namespace of them, or a hosted tool"
@@ -95,12 +93,6 @@ def _flat(path: str, tools: Any, namespace: str | None = None) -> Iterator[tuple
                 yield from _flat(f"{path}[{i}].tools", inner, kinds.text(f"{path}[{i}].name", name))
             case _:
                 yield f"{path}[{i}]", tool, namespace
-
-
-@functools.lru_cache  # once
-def leave_out(what: str, kind: str) -> None:
-    """Logs that tools or items of a type are left out."""
-    log.warning("%s of the type %s are left out: the server runs no tools", what, kind)
 
 
 def _function_of_custom(path: str, tool: Body) -> Body:
