@@ -168,9 +168,9 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
     definitions = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters}
     of_names = {}
     declared = _properties(tool)
-    for name, schema in (
-        sorted(declared.items(), key=lambda item: item[0].lower()) if form.is_sorted else declared.items()
-    ):
+    if form.is_sorted:
+        declared = dict(sorted(declared.items(), key=lambda item: item[0].lower()))
+    for name, schema in declared.items():
         begin = form.begin + kinds.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
         if isinstance(schema, dict):

@@ -141,11 +141,14 @@ class Writer:
             return []
         return [self._chunk_head() | {"choices": [], "usage": self.usage(generations, num_cached)}]
 
-    def usage(self, generations: Sequence[Generation], num_cached: int | None) -> Body:
+    def counts(self, generations: Sequence[Generation]) -> Body:
         """Returns the numbers of tokens; the end token of a text counts."""
         prompt = sum(map(len, self._completion.prompts))
-        completion = int(sum(generation.lengths[0] for generation in generations))
-        usage = _usage(prompt, completion)
+        return _usage(prompt, int(sum(generation.lengths[0] for generation in generations)))
+
+    def usage(self, generations: Sequence[Generation], num_cached: int | None) -> Body:
+        """Returns the numbers of tokens, and which of them were cached, predicted and of thoughts."""
+        usage = self.counts(generations)
         if num_cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
         details: Body = {}

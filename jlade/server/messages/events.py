@@ -79,12 +79,12 @@ class MessageWriter(Writer):
         return _stop("stop_sequence", stopped) if is_of_body else _stop("end_turn")
 
     def _usage(self, generations: Sequence[Generation], num_cached: int | None) -> Body:
-        usage, cached = self.usage(generations, num_cached), num_cached or 0
+        counts, cached = self.counts(generations), num_cached or 0
         return {
-            "input_tokens": usage["prompt_tokens"] - cached,
+            "input_tokens": counts["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": usage["completion_tokens"],
+            "output_tokens": counts["completion_tokens"],
         }
 
     def _events_of(self, part: Part) -> Iterator[Body]:
