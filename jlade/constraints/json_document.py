@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import math
 import re
 import reprlib
@@ -61,7 +62,8 @@ NUMBER = Kind(_is_number, "a number")
 BOUND = Kind(lambda value: isinstance(value, bool) or _is_number(value), "a number")  # draft 4 has booleans
 TEXTS = Kind(lambda value: isinstance(value, str | tuple), "a string")  # see `all_of`
 NEEDS = Kind(lambda value: _is_schema(value) or _are_names(value), "a list of names or a schema")
-ESCAPED = frozenset((*range(32), *b'"\\'))  # bytes that strings in JSON do not have as they are
+# Bytes that strings in JSON do not have as they are, and how they are written.
+ESCAPES = {byte: json.dumps(chr(byte))[1:-1].encode() for byte in (*range(32), *b'"\\')}
 GRAMMAR = "x-lark"  # a keyword of our own: the text of a string is one of this grammar in Lark
 # Keywords that constrain a value of one type alone.
 OF_NUMBERS = {

@@ -29,7 +29,7 @@ from jlade.constraints.automaton import (
     replaced,
     sequence,
 )
-from jlade.constraints.json_document import ESCAPED
+from jlade.constraints.json_document import ESCAPES
 from jlade.constraints.moves import DEAD
 from jlade.constraints.rules import DEPTH, Name, Node, Parser, automaton_of, error_at
 
@@ -122,8 +122,8 @@ def in_json(text: str, of_json: OfJson) -> Automaton:
     for state, after in enumerate(texts.next_state[:, texts.class_of_byte]):
         for other in np.unique(after[after != DEAD]).tolist():
             read = set(np.flatnonzero(after == other).tolist())
-            escapes = [literal(json.dumps(chr(byte))[1:-1]) for byte in sorted(read & ESCAPED)]
-            as_they_are = Byte(sum(1 << byte for byte in read - ESCAPED))
+            escapes = [literal(ESCAPES[byte]) for byte in sorted(read & ESCAPES.keys())]
+            as_they_are = Byte(sum(1 << byte for byte in read - ESCAPES.keys()))
             moves.append((state, choice(as_they_are, *escapes), other))
     return build(Network(end + 1, tuple(moves)))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jlade.constraints import automaton, json_schema, special
 from jlade.constraints.automaton import NOTHING, Automaton, Expression, Repeat
-from jlade.constraints.json_document import ESCAPED, Schema
+from jlade.constraints.json_document import ESCAPES, Schema
 from jlade.constraints.moves import DEAD
 
 QUOTE = ord('"')
@@ -201,42 +201,28 @@ def _strings(in_json: Automaton) -> Expression:
         return NOTHING
     by_byte = in_json.next_state[:, in_json.class_of_byte]  # [S, 256]
     after = by_byte.copy()
-    for byte in ESCAPED:
-        state = np.arange(len(by_byte))
-        for escaped in json.dumps(chr(byte))[1:-1].encode():
-            state = np.where(state == DEAD, DEAD, by_byte[state, escaped])
-        after[:, byte] = state
+    for byte, escape in ESCAPES.items():
+        after[:, byte] = _states_after(by_byte, escape)
     closed = by_byte[:, QUOTE]
     return _from(after[begin], after, (closed != DEAD) & in_json.is_final[closed], begin)
 
 
 def _beginning(in_json: Automaton, first: bytes) -> Automaton:
     """Returns the values that begin with one of some bytes, in JSON."""
-    by_byte = in_json.next_state[:, in_json.class_of_byte]
-    begin = np.where(np.isin(np.arange(256), list(first)), by_byte[0], DEAD)
-    return _from(begin, by_byte, np.array(in_json.is_final), 0)
+    return _of_modes(in_json.next_state[None, :, in_json.class_of_byte], in_json, first)
 
 
 def _in_python(in_json: Automaton, first: bytes) -> Automaton:
     """Returns the values that begin with one of some bytes as `repr` of Python writes them."""
     by_byte = in_json.next_state[:, in_json.class_of_byte]
-    states = np.arange(len(by_byte))
-
-    def after(text: str) -> np.ndarray:
-        """Returns the states [S] after a text in JSON."""
-        state = states
-        for byte in text.encode():
-            state = np.where(state == DEAD, DEAD, by_byte[state, byte])
-        return state
-
     # A state of JSON becomes one of each mode: outside of strings, in strings of two quotes, after a backslash in each,
     # and after the letters N, No and Non.
-    table = np.full((8, len(states), 256), DEAD)
+    table = np.full((8, *by_byte.shape), DEAD)
 
     def move(mode: int, letter: str, to: int, spelled: str) -> None:
         """Makes a letter in Python lead to the state after its text in JSON."""
-        state = after(spelled)
-        table[mode, :, ord(letter)] = np.where(state == DEAD, DEAD, to * len(states) + state)
+        state = _states_after(by_byte, spelled.encode())
+        table[mode, :, ord(letter)] = np.where(state == DEAD, DEAD, to * len(by_byte) + state)
 
     for character in "[]{}:, -+.0123456789eEruals":
         move(0, character, 0, character)
@@ -249,42 +235,37 @@ def _in_python(in_json: Automaton, first: bytes) -> Automaton:
         move(0, quote, mode, '"')
         for byte in range(32, 256):
             state = by_byte[:, byte]
-            table[mode, :, byte] = np.where(state == DEAD, DEAD, mode * len(states) + state)
+            table[mode, :, byte] = np.where(state == DEAD, DEAD, mode * len(by_byte) + state)
         move(mode, '"', mode, '\\"')
         move(mode, quote, 0, '"')
         move(mode, "\\", mode + 2, "")
         for escaped, spelled in (("\\", "\\\\"), ("n", "\\n"), ("r", "\\r"), ("t", "\\t"), ("'", "'"), ('"', '\\"')):
             move(mode + 2, escaped, mode, spelled)
-    rows = table.reshape(-1, 256)
-    start = np.where(np.isin(np.arange(256), list(first)), rows[0], DEAD)
-    is_final = np.concatenate([in_json.is_final, np.zeros(len(rows) - len(states), bool)])
-    return _from(start, rows, is_final, 0)
+    return _of_modes(table, in_json, first)
 
 
 def _in_quotes(in_json: Automaton, first: bytes, values: Values) -> Automaton:
     """Returns the values that begin with one of some bytes with strings in quotes, and names of fields without."""
     by_byte = in_json.next_state[:, in_json.class_of_byte]
-    states = np.arange(len(by_byte))
     begin, end, null = map(special.encode, (*values.quotes, values.words[2]))
     # A state of JSON becomes one of each mode: outside of strings, in a string, in a name, and within quotes and null.
     outside, in_string, in_name, within = range(4)
-    table = np.full((within + len(begin + end + null), len(states), 256), DEAD)
+    table = np.full((within + len(begin + end + null), *by_byte.shape), DEAD)
 
     def move(mode: int, byte: int, to: int, spelled: bytes) -> None:
         """Makes a byte lead to the state after its text in JSON."""
-        state = states
-        for each in spelled:
-            state = np.where(state == DEAD, DEAD, by_byte[state, each])
+        state = _states_after(by_byte, spelled)
         alive = state != DEAD
-        table[mode, alive, byte] = to * len(states) + state[alive]
+        table[mode, alive, byte] = to * len(by_byte) + state[alive]
 
     for byte in range(256):
+        in_string_of_json = json.dumps(chr(byte))[1:-1].encode() if byte < 128 else bytes([byte])
         if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_$"):
             move(outside, byte, in_name, b'"' + bytes([byte]))
         if byte not in b":[]{},":
-            move(in_name, byte, in_name, json.dumps(chr(byte))[1:-1].encode() if byte < 128 else bytes([byte]))
+            move(in_name, byte, in_name, in_string_of_json)
         if byte not in (begin[0], end[0]):
-            move(in_string, byte, in_string, json.dumps(chr(byte))[1:-1].encode() if byte < 128 else bytes([byte]))
+            move(in_string, byte, in_string, in_string_of_json)
     for byte in b"[]{}:,-+.0123456789eEtrufals":
         move(outside, byte, outside, bytes([byte]))
     move(in_name, ord(":"), outside, b'":')
@@ -302,10 +283,30 @@ def _in_quotes(in_json: Automaton, first: bytes, values: Values) -> Automaton:
                 b"" if number else spelled,
             )
         within += len(text)
+    return _of_modes(table, in_json, first)
+
+
+def _states_after(by_byte: np.ndarray, text: bytes) -> np.ndarray:
+    """Returns the states [S] after a text from each state, given the states after each byte [S, 256]."""
+    state = np.arange(len(by_byte))
+    for byte in text:
+        state = np.where(state == DEAD, DEAD, by_byte[state, byte])
+    return state
+
+
+def _of_modes(table: np.ndarray, in_json: Automaton, first: bytes) -> Automaton:
+    """Returns the values that begin with one of some bytes.
+
+    Args:
+      table: the states after each byte of the S states of JSON in each of some modes [M, S, 256], numbered from those
+        of mode 0 on, in which alone a text may end.
+      in_json: the automaton of JSON.
+      first: the bytes.
+    """
     rows = table.reshape(-1, 256)
-    start = np.where(np.isin(np.arange(256), list(first)), rows[0], DEAD)
-    is_final = np.concatenate([in_json.is_final, np.zeros(len(rows) - len(states), bool)])
-    return _from(start, rows, is_final, 0)
+    begin = np.where(np.isin(np.arange(256), list(first)), rows[0], DEAD)
+    is_final = np.concatenate([in_json.is_final, np.zeros(len(rows) - len(in_json.is_final), bool)])
+    return _from(begin, rows, is_final, 0)
 
 
 def after(whole: Automaton, begin: bytes) -> Automaton:

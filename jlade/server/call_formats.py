@@ -211,11 +211,7 @@ def _in_fields(answer: Answer) -> Form | None:
     between = None if between is None else between.removeprefix(end)
 
     bare = answer(1, {}).removeprefix(opening + NAME).removesuffix(closing)
-
-    def written(value: Any) -> str:
-        """Returns the text between the name of the last argument and the end of its value."""
-        return answer(1, {KEYS[0]: TEXT, KEYS[1]: value})[call.start("of_number") :].removesuffix(rest)
-
+    written = functools.partial(_last_value, answer, call, rest)
     before, values = _values(call["of_string"], call["of_number"], written)
     middle = middle.replace(NAME, AGAIN)
     bare = bare.replace(NAME, AGAIN)
@@ -226,10 +222,7 @@ def _joined(answer: Answer, call: re.Match[str], rest: str, between: str | None)
     """Returns the form of fields that have a text between two of them, and no end."""
     one = answer()
     opening, middle, of_number = one[: call.start()], call["before"], call["of_number"]
-
-    def written(value: Any) -> str:
-        return answer(1, {KEYS[0]: TEXT, KEYS[1]: value})[call.start("of_number") :].removesuffix(rest)
-
+    written = functools.partial(_last_value, answer, call, rest)
     quote, _, unquote = written(TEXT).removeprefix(of_number).partition(TEXT)
     separator = call["after"].removeprefix(unquote)
     if not (quote and unquote and separator and rest) or answer(1, {}) != f"{opening}{NAME}{middle}{rest}":
@@ -247,6 +240,11 @@ def _joined(answer: Answer, call: re.Match[str], rest: str, between: str | None)
     )
     is_sorted = answer(1, dict(reversed(ARGUMENTS.items()))) == one
     return Form(opening, middle, rest, between, Fields("", of_number, "", values, is_sorted))
+
+
+def _last_value(answer: Answer, call: re.Match[str], rest: str, value: Any) -> str:
+    """Returns the text between the name of the last argument and the end of its value, in a call before `rest`."""
+    return answer(1, {KEYS[0]: TEXT, KEYS[1]: value})[call.start("of_number") :].removesuffix(rest)
 
 
 def _values(of_string: str, of_number: str, written: Callable[[Any], str]) -> tuple[str, Values]:

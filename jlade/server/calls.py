@@ -1,4 +1,4 @@
-"""Reads the calls of tools in an answer, piece by piece, into the parts of OpenAI's interface."""
+"""Reads the thoughts, the content and the calls of an answer, piece by piece, from the text that a model writes."""
 
 import functools
 import json
