@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import string
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from jlade.conversion import formats
 from jlade.errors import errors_of
@@ -20,17 +21,50 @@ from jlade.generation import text
 
 SECONDS = 4  # of a conversation; templates take milliseconds
 WORKER = pathlib.Path(__file__).with_name("template_worker.py")
-# Of the conversations with which templates are tried.
-SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-PARAMETERS = {"type": "object", "properties": {}}
-TOOL = {"type": "function", "function": {"name": "tool", "description": "-", "parameters": PARAMETERS}}
-
 # With the keys "role" and "content": a text, or a list of parts {"type": "text", "text": ...}.
 Message = Mapping[str, Any]
+
+# Of the conversations with which templates are tried.
+SYSTEM, USER, ASSISTANT, RESULT = "system", "user", "assistant", "tool"
+PARAMETERS = {"type": "object", "properties": {}}
+TOOL = {"type": "function", "function": {"name": "tool", "description": "-", "parameters": PARAMETERS}}
+ID, NAME, KEY = "000000000", "probed_call", "probed_argument"
+CALL = {"id": ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: "-"}}}
+CALLED: list[Message] = [{"role": USER, "content": "-"}, {"role": ASSISTANT, "content": "", "tool_calls": [CALL]}]
 
 
 class EndedError(ValueError):
     """A conversation took more time or memory than it may, and its process is ended."""
+
+
+class CallStyle(NamedTuple):
+    """How a template takes earlier calls.
+
+    Attributes:
+      arguments_as_text: whether their arguments are JSON in a text, and no object.
+      empty_as_none: whether the content beside them is None if it is empty.
+    """
+
+    arguments_as_text: bool
+    empty_as_none: bool
+
+    def of(self, message: Message) -> Message:
+        """Returns a message whose calls have objects as arguments so that the template takes it."""
+        if not message.get("tool_calls"):
+            return message
+        calls = message["tool_calls"]
+        if self.arguments_as_text:
+            functions = [call["function"] for call in calls]
+            texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
+            calls = [
+                {**call, "function": {**function, "arguments": written}}
+                for call, function, written in zip(calls, functions, texts, strict=True)
+            ]
+        content = None if self.empty_as_none and not message["content"] else message["content"]
+        return {**message, "content": content, "tool_calls": calls}
+
+
+STYLES = [CallStyle(*style) for style in itertools.product((False, True), repeat=2)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +100,12 @@ class ChatTemplate:
         """Returns the text of a conversation, by default up to the beginning of the next answer.
 
         With tools the tokenizer's template of the name "tool_use" is used, if it has one, as in transformers.
-        Templates that show parts of contents alone get these, and others texts. Where the template would not show each
-        of several system messages, they become one at the beginning, with blank lines between them.
+        Templates that show parts of contents alone get these, and others texts. Calls are written as the template takes
+        them. Where it would not show each of several system messages, they become one at the beginning, with blank
+        lines between them.
 
         Args:
-          messages: with the keys "role" and "content".
+          messages: with the keys "role" and "content", and "tool_calls" whose arguments are objects.
           add_generation_prompt: whether the next answer begins.
           continue_final_message: whether the text ends within the last message, as transformers does it.
           tools: functions that the answer may call, in OpenAI's form.
@@ -80,21 +115,60 @@ class ChatTemplate:
           ValueError: when the template raises an error, or takes too long or too much memory.
         """
         chosen = self.source(tools)
-        special = self.tokenizer.special_tokens_map
-        shows = functools.partial(_shows, chosen, json.dumps(special), tools is not None)
-        in_parts = not shows(False, (USER,)) and shows(True, (USER,))
-        together = _one_system(messages, functools.partial(shows, in_parts))
-        conversation = [{**message, "content": _content(message["content"], in_parts)} for message in together]
+        in_parts = not self.shows((USER,), tools) and self.shows((USER,), tools, in_parts=True)
+        together = _one_system(messages, functools.partial(self.shows, tools=tools, in_parts=in_parts))
+        conversation: list[Message] = [
+            {**message, "content": _content(message["content"], in_parts)} for message in together
+        ]
+        if any(message.get("tool_calls") for message in conversation):
+            style = self.call_style(tools) or STYLES[0]
+            conversation = [style.of(message) for message in conversation]
         rendered = _renderer.render(
             conversations=[conversation],
             chat_template=chosen,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else list(tools),
-            **{**special, **_of_functions(tools), **(variables or {})},
+            **{**self.tokenizer.special_tokens_map, **_of_functions(tools), **(variables or {})},
         )
         text.check_utf8("the chat template", "must make", rendered)
         return rendered
+
+    def shows(
+        self, roles: Sequence[str], tools: Sequence[Mapping[str, Any]] | None = None, in_parts: bool = False
+    ) -> bool:
+        """Returns whether the content of each message of a conversation between these roles is shown.
+
+        Args:
+          roles: of the messages.
+          tools: those of the conversation, of which it matters only whether there are any.
+          in_parts: whether the contents are lists of parts.
+
+        Raises:
+          EndedError: the template takes too long or too much memory.
+        """
+        texts = [f"probe{letter}" for letter in string.ascii_lowercase[: len(roles)]]
+        messages = [
+            {"role": role, "content": _content(each, in_parts)} for role, each in zip(roles, texts, strict=True)
+        ]
+        rendered = self._tried(messages, tools)
+        return all(each in rendered for each in texts)
+
+    def call_style(self, tools: Sequence[Mapping[str, Any]] | None = None) -> CallStyle | None:
+        """Returns how earlier calls are shown, None if they are not; `tools` and errors are those of `shows`."""
+        rendered = (self._tried([style.of(message) for message in CALLED], tools) for style in STYLES)
+        return next((style for style, text in zip(STYLES, rendered, strict=True) if NAME in text and KEY in text), None)
+
+    def shows_results(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
+        """Returns whether results of calls are shown; `tools` and errors are those of `shows`."""
+        style = self.call_style(tools) or STYLES[0]
+        result = {"role": RESULT, "content": "probe", "name": NAME, "tool_call_id": ID}
+        return "probe" in self._tried([*map(style.of, CALLED), result], tools).replace(NAME, "").replace(KEY, "")
+
+    def _tried(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Returns the text of a conversation, with a tool of ours for `tools`; "" if the template refuses it."""
+        special = json.dumps(self.tokenizer.special_tokens_map)
+        return _tried(self.source(tools), special, tools is not None, json.dumps(messages))
 
     def encode(self, rendered: str, add_special_tokens: bool = False) -> list[int]:
         """Returns the token ids of the text of a conversation, by default with no special tokens but the template's."""
@@ -111,12 +185,14 @@ def _of_functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
 
 def _content(content: Any, in_parts: bool) -> Any:
     """Returns the content of a message as a list of parts, or as a text."""
-    match content:
-        case str() if in_parts:
-            return [{"type": "text", "text": content}]
-        case list() if not in_parts:
-            return "".join(part["text"] for part in content)
-    return content
+    if not in_parts:
+        return as_text(content)
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def as_text(content: Any) -> Any:
+    """Returns the content of a message, a text or a list of parts, as a text; what is neither as it is."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def _one_system(messages: Sequence[Message], shows: Callable[[tuple[str, ...]], bool]) -> Sequence[Message]:
@@ -132,24 +208,22 @@ def _one_system(messages: Sequence[Message], shows: Callable[[tuple[str, ...]], 
         are_shown = are_shown and shows((SYSTEM, USER, ASSISTANT, SYSTEM, USER))
     if are_shown or not shows((SYSTEM, USER)):
         return messages
-    joined = "\n\n".join(_content(message["content"], in_parts=False) for message in systems)
+    joined = "\n\n".join(as_text(message["content"]) for message in systems)
     return [{**systems[0], "content": joined}, *others]
 
 
 @functools.lru_cache(maxsize=1024)
-def _shows(template: str, special: str, has_tools: bool, in_parts: bool, roles: tuple[str, ...]) -> bool:
-    """Whether a Jinja template writes the content of each message of a conversation between these roles.
+def _tried(template: str, special: str, has_tools: bool, messages: str) -> str:
+    """Returns what a Jinja template makes of messages in JSON, "" if it refuses them.
 
-    `special` has the names of special tokens, in JSON. The contents are texts or lists of parts; there may be a tool.
+    `special` has the names of special tokens, in JSON. There may be a tool.
 
     Raises:
       EndedError: the template takes too long or too much memory.
     """
-    texts = [f"probe{letter}" for letter in string.ascii_lowercase[: len(roles)]]
-    messages = [{"role": role, "content": _content(each, in_parts)} for role, each in zip(roles, texts, strict=True)]
     try:
-        rendered = _renderer.render(
-            conversations=[messages],
+        return _renderer.render(
+            conversations=[json.loads(messages)],
             chat_template=template,
             add_generation_prompt=True,
             tools=[TOOL] if has_tools else None,
@@ -158,8 +232,7 @@ def _shows(template: str, special: str, has_tools: bool, in_parts: bool, roles: 
     except EndedError:
         raise
     except ValueError:
-        return False
-    return all(each in rendered for each in texts)
+        return ""
 
 
 def encode(

@@ -111,6 +111,47 @@ def test_named_templates_are_chosen_as_in_transformers(tokenizer):
         assert ChatTemplate(several, name).render(MESSAGES, tools=tools) == expected
 
 
+OF_CALLS = "{{% for m in messages %}}{{{{ m.content }}}}{{% for call in m.tool_calls %}}{}{{% endfor %}};{{% endfor %}}"
+IN_OBJECT = "{{ call.function.name + (call.function.arguments | tojson) }}"
+AS_TEXT = "{{ call.function.name + call.function.arguments }}"
+IF_NONE = "{{% if m.content is none %}}{}{{% endif %}}"
+
+
+@pytest.mark.parametrize(
+    ("written", "style", "empty"),
+    [
+        (IN_OBJECT, (False, False), ""),
+        (AS_TEXT, (True, False), ""),
+        (IF_NONE.format(IN_OBJECT), (False, True), "None"),
+        (IF_NONE.format(AS_TEXT), (True, True), "None"),
+        ("", None, ""),
+    ],
+)
+def test_calls_are_given_as_the_template_takes_them(tokenizer, written, style, empty):
+    template = ChatTemplate(tokenizer, OF_CALLS.format(written))
+    assert template.call_style() == style
+    call = {"id": "0", "type": "function", "function": {"name": "shop", "arguments": {"size": "é"}}}
+    rendered = template.render(
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    )
+    expected = empty + 'shop{"size": "é"}' if style else ""
+    assert rendered == f"a;{expected};"
+    if style == (True, False):  # where transformers has the arguments as OpenAI's interface
+        call["function"]["arguments"] = '{"size": "é"}'
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        assert tokenizer.apply_chat_template(messages, chat_template=template.template, tokenize=False) == rendered
+
+
+def test_results_of_calls_that_are_shown(tokenizer):
+    after_a_call = "{% for m in messages if m.role == 'tool' and messages[1].tool_calls %}{{ m.content }}{% endfor %}"
+    assert ChatTemplate(tokenizer, "{% for m in messages %}{{ m.content }}{% endfor %}").shows_results()
+    assert not ChatTemplate(
+        tokenizer, "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
+    ).shows_results()
+    assert not ChatTemplate(tokenizer, "{{ messages[2].name }}").shows_results()
+    assert ChatTemplate(tokenizer, after_a_call).shows_results()
+
+
 @pytest.fixture
 def bare(tmp_path):
     """The directory of a tokenizer without a chat template."""
