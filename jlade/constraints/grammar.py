@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.constraints import automaton, ebnf, json_schema, lark, moves, regex, tags
-from jlade.constraints.automaton import Automaton, Expression, Repeat, TooLargeError
+from jlade.constraints.automaton import Automaton, Expression, TooLargeError
 from jlade.constraints.blocks import LANES, padded
 from jlade.constraints.moves import DEAD
-from jlade.constraints.tags import MAX_BREAKS, Tags
+from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
 from jlade.drafts.tree import NONE
 from jlade.errors import ArgumentValueError
@@ -118,14 +118,22 @@ class Grammar:
         grammar = cls("tags", json.dumps(tags, default=vars))
         return grammar._checked() if is_checked else grammar
 
-    def after(self, end: str) -> Self:
-        """Returns the texts of this grammar after any text up to its first `end`, and up to two line breaks."""
-        return type(self)("after", json.dumps([end, self.kind, self.source]))._checked()
+    def after(self, thoughts: Sequence[tuple[str, str]], content: tuple[str, str] = ("", "")) -> Self:
+        """Returns the texts of this grammar after thoughts, which may be missing unless the prompt has begun them.
+
+        Args:
+          thoughts: the texts around them, special tokens written by `special`; the first one is empty if the prompt has
+            begun them. Up to two line breaks may follow.
+          content: texts that may be around one of this grammar, such as special tokens.
+        """
+        if not thoughts and not any(content):
+            return self
+        return type(self)("after", json.dumps([thoughts, content, self.kind, self.source]))._checked()
 
     @property
     def is_tagged(self) -> bool:
         """Whether the texts have tagged parts."""
-        return self.kind == "tags" or (self.kind == "after" and json.loads(self.source)[1] == "tags")
+        return self.kind == "tags" or (self.kind == "after" and json.loads(self.source)[2] == "tags")
 
     @property
     def automaton(self) -> Automaton:
@@ -217,9 +225,11 @@ def _expression(kind: str, source: str) -> Expression:
             spec = Tags(**json.loads(source))
             return tags.parse(spec, spec.other and _expression(*spec.other))
         case "after":
-            end, *rest = json.loads(source)
-            breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)
-            return automaton.sequence(tags.through(end), breaks, _expression(*rest))
+            thoughts, content, kind, source = json.loads(source)
+            answer = _expression(kind, source)
+            if kind != "tags":  # whose blocks begin otherwise, and whose other text may have thoughts too
+                answer = tags.unlike(answer, [begin for begin, _ in thoughts])
+            return tags.after_thoughts(thoughts, content, answer)
     raise ValueError(f"kind must be json_schema, regex, choice, ebnf, lark, tags or after, got {kind!r}")
 
 

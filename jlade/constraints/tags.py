@@ -102,13 +102,14 @@ def parse(spec: Tags, of_other: Expression | None = None) -> Expression:
     if not spec.triggers:
         return block
     if of_other is not None:
-        return _either(spec, block, of_other)
+        others = [begin for begin, _ in spec.thoughts] + [spec.opening + begin for begin, _, _ in spec.tags]
+        return after_thoughts(spec.thoughts, spec.content, automaton.choice(block, unlike(of_other, others)))
     other: Expression = _without(*spec.triggers)
     if special.MARK in "".join(spec.content):  # which other text has not
         before, after = map(_literal, spec.content)
         other = automaton.choice(other, automaton.sequence(BLANKS, before, other, automaton.optional(after)))
     begins = [(automaton.sequence(BLANKS, _literal(begin)), end) for begin, end in spec.thoughts]
-    thoughts = [automaton.sequence(begin, through(end)) for begin, end in begins]
+    thoughts = [automaton.sequence(begin, _through(end)) for begin, end in begins]
     cut_off = [automaton.sequence(begin, _without(end)) for begin, end in begins]
     # Without thoughts nothing begins as they do. So the grammar has no second reading of what is within them.
     begun = automaton.sequence(automaton.choice(*(begin for begin, _ in begins)), ANYTHING)
@@ -119,20 +120,29 @@ def parse(spec: Tags, of_other: Expression | None = None) -> Expression:
     return automaton.choice(automaton.sequence(first, blocks), *cut_off)
 
 
-def _either(spec: Tags, block: Expression, other: Expression) -> Expression:
-    """Returns a block or another text, which does not begin as blocks and thoughts do, after thoughts or none."""
-    begins = [begin for begin, _ in spec.thoughts if begin] + [spec.opening + begin for begin, _, _ in spec.tags]
-    begins = [begin.lstrip() for begin in begins]
-    if any(_may_begin(automaton.build(other, counts=True), begin) for begin in begins):
-        begun = automaton.sequence(BLANKS, automaton.choice(*map(_literal, begins)), ANYTHING)
-        other = automaton.difference(other, begun)
-    opening, closing = (automaton.optional(_literal(mark)) for mark in spec.content)
-    answer = automaton.sequence(opening, automaton.choice(block, other), closing)
+def unlike(texts: Expression, begins: Sequence[str]) -> Expression:
+    """Returns the texts that do not begin as other parts of an answer do; empty beginnings do not count."""
+    begins = [begin.lstrip() for begin in begins if begin]
+    whole = automaton.build(texts, counts=True) if begins else None
+    if whole is None or not any(_may_begin(whole, begin) for begin in begins):
+        return texts
+    return automaton.difference(texts, automaton.sequence(BLANKS, automaton.choice(*map(_literal, begins)), ANYTHING))
+
+
+def after_thoughts(thoughts: Sequence[tuple[str, str]], content: tuple[str, str], answer: Expression) -> Expression:
+    """Returns an answer, perhaps between the texts `content`, after thoughts.
+
+    Thoughts are as in `Tags`, with up to two line breaks behind them. If the prompt has begun them, they come first.
+    """
+    opening, closing = (automaton.optional(_literal(mark)) for mark in content)
+    answer = automaton.sequence(opening, answer, closing)
+    if not thoughts:
+        return answer
     breaks = Repeat(automaton.literal("\n"), 0, MAX_BREAKS)
     thought = automaton.choice(
-        *(automaton.sequence(BLANKS, _literal(begin), through(end), breaks) for begin, end in spec.thoughts)
+        *(automaton.sequence(BLANKS, _literal(begin), _through(end), breaks) for begin, end in thoughts)
     )
-    has_begun = any(not begin for begin, _ in spec.thoughts)  # by the prompt
+    has_begun = any(not begin for begin, _ in thoughts)
     return automaton.sequence(thought if has_begun else automaton.optional(thought), answer)
 
 
@@ -147,7 +157,7 @@ def _may_begin(texts: Automaton, begin: str) -> bool:
     return bool((states != DEAD).any())
 
 
-def through(end: str) -> Expression:
+def _through(end: str) -> Expression:
     """Returns any text without special tokens up to and with the first `end`."""
     return automaton.sequence(_without(end), _literal(end))
 

@@ -5,7 +5,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jlade.constraints.plain import KINDS, Values
@@ -61,6 +61,7 @@ class Form:
       between: the text between arguments and the next name; None for blocks of one call.
       fields: how arguments are written that are no object in JSON.
       bare: the text in place of `middle` where there are no arguments, if it is another.
+      others: texts before and after the name, in place of `opening` and `middle`, that models write as well.
       alone: the text before a block that has no content before it.
       is_shown: whether the template shows the tools.
     """
@@ -71,6 +72,7 @@ class Form:
     between: str | None = None
     fields: Fields | None = None
     bare: str | None = None
+    others: Sequence[tuple[str, str]] = ()
     alone: str = ""
     is_shown: bool = True
 
@@ -82,12 +84,18 @@ class Form:
           examples: of the template.
           marks: around the other parts of its answers.
 
+        Returns:
+          That form, or `HERMES` for a template that neither shows tools nor writes calls.
+
         Raises:
-          ValueError: the template shows the model no tools, or writes calls in a form that is not supported.
+          ValueError: the template writes calls in a form that is not supported.
         """
-        tools, tokenizer = [{"type": "function", "function": TOOL}], examples.template.tokenizer
-        prompt = examples.prompt(tools)
-        is_shown = NAME in prompt
+        tools: list[Body] | None = [{"type": "function", "function": TOOL}]
+        tokenizer = examples.template.tokenizer
+        try:
+            is_shown = NAME in (prompt := examples.prompt(tools))
+        except ValueError:  # of the tools
+            is_shown, tools, prompt = False, None, examples.prompt()
 
         def answer(number: int = 1, arguments: Body = ARGUMENTS) -> str:
             function = {"name": NAME, "arguments": arguments}
@@ -103,17 +111,19 @@ class Form:
         try:
             form = _numbered(answer) or _form(answer) or next(named, None)
         except ValueError:  # no example can be read
-            if is_shown:
+            form = next(named, None)
+            if form is None and is_shown:
                 raise
-            form = None
         if form is None and not is_shown:
-            raise ValueError("the model's chat template shows it no tools")
-        if form is None or NAME in str(form) or IDS in str(form):
+            return HERMES
+        if form is None or not form.opening.strip() or NAME in str(form) or IDS in str(form):
             shown = answer().replace(MARK, "")
             raise ValueError(
                 f"the model's chat template writes calls of tools in a form that is not supported: {shown!r}"
             )
-        form = dataclasses.replace(form, is_shown=is_shown)
+        begins = BEGINNINGS.get(form.opening, ())
+        others = tuple((marked(tokenizer, before), marked(tokenizer, after)) for before, after in begins)
+        form = dataclasses.replace(form, others=others, is_shown=is_shown)
         alone = marked(tokenizer, marks.content[0])
         if alone and form.opening.lstrip().startswith(alone):
             form = dataclasses.replace(form, opening=form.opening.lstrip().removeprefix(alone), alone=alone)
@@ -121,28 +131,69 @@ class Form:
 
     def example(self) -> str:
         """Returns a call as the model is to write it."""
-        begin = self.begins(self.opening, "NAME")[0]
         arguments = '{"ARGUMENT": VALUE}'
         if self.fields is not None:
             arguments = f"{self.fields.begin}ARGUMENT{self.fields.middle}VALUE{self.fields.end}"
-        return f"{begin}{arguments}{self.closing}".replace(MARK, "").replace(ID, "1")
+        return self.written([("NAME", arguments)])
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Returns calls, each the name of a function and the text of its arguments. Special tokens have their names."""
+        texts = [name + self.middle.replace(AGAIN, name) + arguments for name, arguments in calls]
+        blocks = texts if self.between is None else [self.between.join(texts)]
+        written = "".join(f"{self.opening}{block}{self.closing}" for block in blocks)
+        return written.replace(MARK, "").replace(ID, "1")
+
+    def arguments(self, arguments: Body) -> str:
+        """Returns the text of arguments: in JSON, or in fields whose values are Python's."""
+        if self.fields is None:
+            return json.dumps(arguments, ensure_ascii=False)
+        begin, middle, end, values, _ = self.fields
+        quote, unquote = values.quotes
+        separator = values.follows[0] if values.follows else ""
+        texts = (f"{quote}{each}{unquote}" if isinstance(each, str) else repr(each) for each in arguments.values())
+        return separator.join(f"{begin}{name}{middle}{text}{end}" for name, text in zip(arguments, texts, strict=True))
 
     def begins(self, before: str, name: str) -> list[str]:
         """Returns the texts with which calls of a function begin after `before`: with and without arguments."""
         return [before + name + text.replace(AGAIN, name) for text in (self.middle, self.bare) if text is not None]
+
+    def firsts(self, name: str) -> list[str]:
+        """Returns the texts with which blocks whose first call is of a function begin."""
+        return [*self.begins(self.opening, name), *(opening + name + middle for opening, middle in self.others)]
 
     def triggers(self, names: Sequence[str]) -> list[str]:
         """Returns the beginnings of blocks with calls of some functions that no other text has.
 
         They are all up to a blank or a name, or if there is none up to the first special token, which other text lacks.
         """
-        match = re.match(rf"\s*[^\s{{{ID}]*", self.opening)
-        opening = match[0] if match and match[0].strip() else self.opening
-        if MARK in self.opening or MARK not in self.middle:
-            return [opening.lstrip() or opening]
-        return [self.begins(self.opening, name)[0].partition(MARK)[0] + MARK for name in names]
+        triggers = list[str]()
+        for opening, middle in ((self.opening, self.middle), *self.others):
+            if MARK in opening or MARK not in middle:
+                match = re.match(rf"\s*[^\s{{{ID}]*", opening)
+                trigger = match[0] if match and match[0].strip() else opening
+                triggers.append(trigger.lstrip() or trigger)
+            else:
+                triggers += [(opening + name + middle).partition(MARK)[0] + MARK for name in names]
+        return list(dict.fromkeys(triggers))
 
 
+# The form for models of which no template shows tools: the oldest one, which many models have read.
+HERMES = Form(
+    '\n<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    '}\n</tool_call>\n<tool_call>\n{"name": "',
+    is_shown=False,
+)
+# Other beginnings of calls, by the opening that templates write. OpenAI's harmony lets the recipient stand before the
+# channel, as its template has it, and after it, as gpt-oss mostly writes it.
+BEGINNINGS: Mapping[str, Sequence[tuple[str, str]]] = {
+    " to=functions.": (
+        (" to=functions.", "<|channel|>commentary <|constrain|>json<|message|>"),
+        ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),
+        ("<|channel|>commentary to=functions.", "<|message|>"),
+    ),
+}
 # Forms of which templates have no example, by texts of these.
 IN_PYTHON = Values(
     words=("True", "False", "None"), in_python=("list", "object"), quotes=('"', '"'), follows=(", ", ")")
@@ -150,6 +201,12 @@ IN_PYTHON = Values(
 NAMED = {
     "respond only with <|tool_call|> followed by a JSON list": Form(
         '<|tool_call|>[{"name": "', '", "arguments": ', "}]", '}, {"name": "'
+    ),
+    "followed by a json-formatted list of actions": Form(
+        'Action:\n```json\n[\n    {\n        "tool_name": "',
+        '",\n        "parameters": ',
+        "\n    }\n]```",
+        '\n    },\n    {\n        "tool_name": "',
     ),
     "List of tools: ": Form("<|tool_call_start|>[", "(", ")]<|tool_call_end|>", "), ", Fields("", "=", "", IN_PYTHON)),
 }
@@ -174,13 +231,13 @@ def _with_ids(answer: Answer, numbers: re.Pattern[str], *arguments: Any) -> str:
     return numbers.sub(ID, answer(*arguments))
 
 
-def _between(answer: Answer, call: str) -> str | None:
-    """Returns the text between two calls, None if there are not two."""
+def _between(answer: Answer, call: str, rest: str) -> str | None:
+    """Returns the text between two calls, None if there are not two before the same rest as of one."""
     try:
         parts = answer(2).split(call)
     except ValueError:  # the template refuses more than one
         return None
-    return parts[1] if len(parts) == 3 else None
+    return parts[1] if len(parts) == 3 and parts[2] == rest else None
 
 
 def _in_json(answer: Answer) -> Form | None:
@@ -191,7 +248,8 @@ def _in_json(answer: Answer) -> Form | None:
             return None
     except ValueError:
         return None
-    return Form(one[: call.start()], call["middle"], one[call.end() :], _between(answer, call[0]))
+    rest = one[call.end() :]
+    return Form(one[: call.start()], call["middle"], rest, _between(answer, call[0], rest))
 
 
 def _in_fields(answer: Answer) -> Form | None:
@@ -200,7 +258,8 @@ def _in_fields(answer: Answer) -> Form | None:
     call = IN_FIELDS.search(one)
     if call is None:
         return None
-    rest, between = one[call.end() :], _between(answer, call[0])
+    rest = one[call.end() :]
+    between = _between(answer, call[0], rest)
     end = _common_beginning([call["after"], rest, rest if between is None else between])
     begin = call["after"].removeprefix(end)
     opening, middle, closing = one[: call.start()], call["before"].removesuffix(begin), rest.removeprefix(end)

@@ -4,7 +4,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jlade.constraints import plain
@@ -149,18 +149,20 @@ class CallReader:
         self._tools = {} if tools is None else {tool.name: tool for tool in tools.tools}
         self._first, self._next, self._closing = dict[str, str](), dict[str, str](), ""  # names by what begins a call
         if form is not None:
-            self._first = self._begins(form, form.opening) | self._begins(form, form.opening.lstrip())
+            first = self._names(form, form.firsts)
+            self._first = first | {begin.lstrip(): name for begin, name in first.items()}
             self._closing = form.closing.lstrip(WHITESPACE)
             if form.between is not None:
-                self._next = self._begins(form, form.between.lstrip(WHITESPACE))
+                self._next = self._names(form, functools.partial(form.begins, form.between.lstrip(WHITESPACE)))
         self._is_either = is_either
         self._held = ""
         self._arguments: _JsonReader | _FieldReader = _JsonReader()
         self._read: Callable[[bool], Part | None] = self._read_beginning
 
-    def _begins(self, form: Form, before: str) -> dict[str, str]:
+    def _names(self, form: Form, begins: Callable[[str], Sequence[str]]) -> dict[str, str]:
+        """Returns the names of functions by the texts with which their calls begin."""
         brace = "{" if form.fields is None else ""  # without which a name could be the beginning of another
-        return {f"{begin}{brace}": name for name in self._tools for begin in form.begins(before, name)}
+        return {f"{begin}{brace}": name for name in self._tools for begin in begins(name)}
 
     def feed(self, text: str, last: bool = False) -> Iterator[Part]:
         """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
@@ -352,12 +354,12 @@ def _shown(text: str) -> str:
 
 def reader(completion: Completion) -> AnswerReader | None:
     """Returns the reader of an answer; None for one whose text is its content."""
-    if completion.after is not None:
-        return AnswerReader([("", completion.after)], CallReader(), "\n", MAX_BREAKS)
     if completion.tools is None and not completion.thoughts and not any(completion.content):
         return None
     form, tools = completion.tools or (None, None)
-    return AnswerReader(completion.thoughts, CallReader(form, tools, completion.content, completion.has_format))
+    rest = CallReader(form, tools, completion.content, completion.has_format)
+    blanks = ("\n", MAX_BREAKS) if completion.has_format else ()  # others may be of the grammar
+    return AnswerReader(completion.thoughts, rest, *blanks)
 
 
 def num_thinking(completion: Completion, tokenizer: Tokenizer, tokens: Iterable[int]) -> int:

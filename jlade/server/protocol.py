@@ -12,11 +12,11 @@ from jlade.constraints.grammar import Grammar, TableSizeError, check_size
 from jlade.errors import ArgumentError
 from jlade.generation import constraining
 from jlade.generation import text as text_lib
-from jlade.generation.chat_template import ChatTemplate, Message
+from jlade.generation.chat_template import RESULT, SYSTEM, USER, ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.request import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import body_fields, kinds, structured, thoughts, tools
+from jlade.server import body_fields, history, kinds, structured, tools
 from jlade.server.body_fields import Tables
 from jlade.server.call_formats import Form
 from jlade.server.examples import Examples
@@ -87,8 +87,7 @@ class Completion:
       thoughts: with which an answer may begin.
       content: texts around the content of an answer, empty without them.
       grammar: that a field asks for, None for any text.
-      after: the end of the thoughts before a text of a grammar, which alone is the content; None without them.
-      has_format: whether an answer without calls is a text of a grammar too.
+      has_format: whether the content of an answer without calls is a text of a grammar.
       options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
       seed: None for a text that differs each time.
       include_usage: whether a stream ends with the numbers of tokens.
@@ -108,7 +107,6 @@ class Completion:
     thoughts: Thoughts = ()
     content: tuple[str, str] = ("", "")
     grammar: GrammarField | None = None
-    after: str | None = None
     has_format: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int | None = None
@@ -396,13 +394,10 @@ class BodyReader:
         """Returns the token ids of messages, which errors call `field`; `variables` are those of `variables`."""
         if self.chat_template is None:
             raise RequestError("the model has no chat template; use `/v1/completions`", field)
-        given_tools = None if chosen is None else chosen.given
-        if chosen is not None and not self._form.is_shown:
-            messages = [{"role": "system", "content": chosen.shown(self._form)}, *messages]
+        given = None if chosen is None or not self._form.is_shown else chosen.given
         try:
-            rendered = self.chat_template.render(
-                messages, add_generation_prompt, tools=given_tools, variables=variables
-            )
+            shown = self._as_shown(messages, chosen, given)
+            rendered = self.chat_template.render(shown, add_generation_prompt, tools=given, variables=variables)
             self._check_length(field, rendered, self._min_tokens_of_chats)
             ids = self.chat_template.encode(rendered, add_special_tokens)
         except ValueError as error:
@@ -410,6 +405,24 @@ class BodyReader:
         if not ids:
             raise refused(field, messages, "a conversation of at least one token")
         return ids
+
+    def _as_shown(
+        self, messages: Sequence[Message], chosen: Tools | None, given: list[Body] | None
+    ) -> Sequence[Message]:
+        """Returns messages so that the chat template, which is given some tools, shows all of them and their calls."""
+        assert self.chat_template is not None
+        if chosen is not None and given is None:
+            example = self._form.example().strip()
+            kinds.warn_once("the chat template shows no tools: a message shows them, with this example: %s", example)
+            shows_system = self.chat_template.shows((SYSTEM, USER))
+            messages = history.introduced(messages, chosen.shown(self._form), shows_system)
+        has_calls = any(message.get("tool_calls") for message in messages)
+        if has_calls and self.chat_template.call_style(given) is None:
+            messages = history.with_calls_as_content(messages, self._form)
+        has_results = any(message["role"] == RESULT for message in messages)
+        if has_results and not self.chat_template.shows_results(given):
+            messages = history.with_results_as_questions(messages)
+        return messages
 
     def _encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a prompt in text or in token ids; errors call it `name`."""
@@ -514,7 +527,7 @@ def _shares(values: Body) -> Body:
 
 def _with_grammar_of(values: Body, completion: Completion) -> Completion:
     """Returns a completion with the grammar that the values of a body's fields or its tools ask for."""
-    grammar, after, has_format = structured.read(values), None, False
+    grammar = structured.read(values)
     if grammar is None and completion.tools is None:
         return completion
     if not completion.options["eos_ids"]:
@@ -522,12 +535,12 @@ def _with_grammar_of(values: Body, completion: Completion) -> Completion:
         name, accepted = ("ignore_eos", "left out") if values.get("ignore_eos") else ("stop_token_ids", "given")
         accepted = f"{accepted} beside {asking}, whose texts need a token that ends them"
         raise refused(name, values.get(name), accepted)
+    has_format = grammar is not None and (completion.tools is None or not completion.tools[1].must_call)
     if completion.tools is not None:
-        has_format = grammar is not None and not completion.tools[1].must_call
         grammar = _of_tools(completion, grammar if has_format else None)
-    elif grammar is not None and (after := thoughts.end_of_begun(completion.thoughts)) is not None:
-        grammar = grammar.after(after)
-    return dataclasses.replace(completion, grammar=grammar, after=after, has_format=has_format)
+    elif grammar is not None:
+        grammar = grammar.after(completion.thoughts, completion.content)
+    return dataclasses.replace(completion, grammar=grammar, has_format=has_format)
 
 
 def _of_tools(completion: Completion, other: GrammarField | None) -> GrammarField:

@@ -25,7 +25,6 @@ from jlade.models.llama import LlamaParams
 from jlade.server import fields, kinds, protocol
 from jlade.server.fields import Body, RequestError, refused
 from jlade.server.protocol import Completion
-from jlade.server.thoughts import end_of_begun
 from jlade.server.writer import Writer
 
 SUFFIX = ".jsonl"
@@ -163,8 +162,8 @@ class RecordReader:
         completion = self._protocol.with_grammar(completion)
         ids, options = completion.prompts[0], {name: completion.options.get(name) for name in OPTIONS}
         if options["grammar"] is None and (of_job := self._request["grammar"]) is not None:
-            completion = dataclasses.replace(completion, after=end_of_begun(completion.thoughts))
-            options["grammar"] = of_job if completion.after is None else of_job.after(completion.after)
+            completion = dataclasses.replace(completion, has_format=True)
+            options["grammar"] = of_job.after(completion.thoughts, completion.content)
         if completion.tools is not None:
             options["stop"] = []
         limits = ("max_completion_tokens", "max_tokens") if is_chat else ("max_tokens",)

@@ -15,6 +15,7 @@ from jlade.errors import ArgumentError
 from jlade.server import fields, kinds
 from jlade.server.fields import Body, RequestError, refused
 from jlade.server.kinds import Kind, Table, only
+from jlade.server.thoughts import Thoughts
 
 TEXT_FORMAT = "text.format"  # of `/v1/responses`
 OUTPUT_FORMATS = ("output_config.format", "output_format")  # of `/v1/messages`, the second one in its older form
@@ -27,9 +28,9 @@ class GrammarField(NamedTuple):
     field: str
     make: Make
 
-    def after(self, end: str) -> "GrammarField":
-        """Returns the grammar after any text up to `end`, as `Grammar.after` does."""
-        return self._replace(make=lambda: self.make().after(end))
+    def after(self, thoughts: Thoughts, content: tuple[str, str]) -> "GrammarField":
+        """Returns the grammar after thoughts, as `Grammar.after` does."""
+        return self._replace(make=lambda: self.make().after(thoughts, content))
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:

@@ -121,8 +121,3 @@ def _usual(examples: Examples) -> Thoughts:
     """Returns the usual marks that a template or its tokenizer has."""
     template, tokens = examples.template.source(), examples.template.tokenizer.get_vocab()
     return [pair for pair in USUAL if any(mark in template for mark in pair) or tokens.keys() >= set(pair)]
-
-
-def end_of_begun(thoughts: Thoughts) -> str | None:
-    """Returns the end of the thoughts that the prompt has begun, None if it has begun none."""
-    return next((end for begin, end in thoughts if not begin), None)

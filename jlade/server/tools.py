@@ -18,7 +18,7 @@ from jlade.constraints.tags import Field, Tags
 from jlade.server import fields, kinds
 from jlade.server.call_formats import Fields, Form
 from jlade.server.fields import Body, RequestError, refused
-from jlade.server.thoughts import Thoughts, end_of_begun
+from jlade.server.thoughts import Thoughts
 
 AUTO, NO_TOOLS = "auto", "none"
 ANY_OBJECT: Body = {"type": "object"}
@@ -69,7 +69,7 @@ class Tools:
 
         Args:
           form: of the calls.
-          thoughts: with which the answer may begin. If it has to call, it has only those that the prompt has begun.
+          thoughts: with which the answer may begin.
           content: texts that may be around other text than thoughts and calls.
           other: of an answer without calls, which are the whole of one with them; None for any text around calls.
 
@@ -79,7 +79,7 @@ class Tools:
         grammar = Grammar.tags(
             Tags(
                 [tag for tool in self.tools for tag in _tags(tool, form)],
-                opening=form.alone + form.opening if self.must_call else form.opening,
+                opening=(form.alone if self.must_call else "") + ("" if form.others else form.opening),
                 closing=form.closing,
                 between=form.between if self.is_parallel else None,
                 triggers=() if self.must_call else form.triggers([tool.name for tool in self.tools]),
@@ -90,8 +90,7 @@ class Tools:
             ),
             is_checked=False,
         )
-        end = end_of_begun(thoughts) if self.must_call else None
-        return grammar if end is None else grammar.after(end)
+        return grammar.after(thoughts) if self.must_call else grammar
 
     def looser(self, form: Form, reason: str) -> "Tools":
         """Returns the tools for a smaller grammar: the largest ones that are not strict have any arguments.
@@ -147,10 +146,16 @@ def _num_states(tool: Tool, form: Fields | None) -> int:
 
 
 def _tags(tool: Tool, form: Form) -> list[tuple[str, Schema | Sequence[Field], str]]:
-    """Returns the tags of the calls of a tool: that with arguments, and that without any if it is written otherwise."""
+    """Returns the tags of the calls of a tool: those with arguments, and that without any if it is written otherwise.
+
+    Where the form has other beginnings of blocks, all are of the tags.
+    """
+    content = _content(tool, form.fields)
+    if form.others:
+        return [(begin, content, "") for begin in form.firsts(tool.name)]
     begin, *bare = form.begins("", tool.name)
-    others = () if tool.parameters.get("required") else bare
-    return [(begin, _content(tool, form.fields), ""), *((other, (), "") for other in others)]
+    without = () if tool.parameters.get("required") else bare
+    return [(begin, content, ""), *((other, (), "") for other in without)]
 
 
 def _content(tool: Tool, form: Fields | None) -> Schema | Sequence[Field]:

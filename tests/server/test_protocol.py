@@ -284,7 +284,10 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
             {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": CALL["function"] | {"args": 1}}]}]},
             "messages[0].tool_calls[0].function.args",
         ),
-        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}], "tool_choice": "none"},
+            "tools[0].function.paramters",
+        ),
         ({"tool_choice": {"type": "none", "allowed": {}}}, "tool_choice.allowed"),
         ({"response_format": {"type": "json_object", "schma": {}}}, "response_format.schma"),
         (

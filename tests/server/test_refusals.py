@@ -109,7 +109,6 @@ OF_CHATS = [
     ({"input_ids": [13]}, "input_ids", "from 0 to 12, got 13"),
     ({"input_ids": [0] * 65}, "input_ids", "of 65 tokens exceed"),
     ({"messages": []}, "messages", "messages must be a list of at least one message"),
-    ({"tools": [tool("f")]}, "tools", "chat template shows it no tools"),
     (
         {"top_logprobs": 4, "logprobs": True},
         "top_logprobs",

@@ -132,20 +132,33 @@ OBJECT = '{"size": "small"}'
         ("<think>", "</think>"),
         ("[THINK]", f"hm [/think]{special('[/THINK]')}\n"),
         ("<think>\n\n</think>\n\n", ""),
+        ("", f"{special('[THINK]')}hm, {{}}{special('[/THINK]')}\n"),
         ("", ""),
     ],
 )
-def test_a_structured_answer_comes_after_the_thought_that_the_prompt_begins(body, answer, begin, thought):
+def test_a_structured_answer_comes_after_thoughts(body, answer, begin, thought):
+    """Those that the prompt has begun have to come, others may."""
     reader, body = thinking(begin), body | {"messages": QUESTION}
     found = reader.chat(body).grammar.make().automaton
     assert found.accepts(encode(thought + answer))
-    assert found.accepts(encode(answer)) is (not thought)
+    assert found.accepts(encode(answer)) is (not thought or not begin)
     assert found.accepts(encode(thought + thought + answer)) is (not thought)
     message, streamed = written(reader, body, (thought + answer).replace(MARK, ""))
     assert message["content"] == streamed == answer
     if thought:
-        message, streamed = written(reader, body, thought[:2], "length")
+        cut = thought.replace(MARK, "")[:9]
+        message, streamed = written(reader, body, cut, "length")
         assert message["content"] == streamed == ""
+
+
+def test_a_structured_text_is_no_thought():
+    reader = thinking("")
+    found = reader.chat({"messages": QUESTION, "guided_regex": r"\[THINK\]a|ab"}).grammar.make().automaton
+    assert found.accepts(b"ab")
+    assert found.accepts(b"[THINK]a"), "its characters are no special token"
+    reader = thinking("", json_chat.HERMES.replace("assistant:", "assistant:{# <think> </think> #}"))
+    found = reader.chat({"messages": QUESTION, "guided_regex": "<think>a|ab"}).grammar.make().automaton
+    assert [found.accepts(text) for text in (b"ab", b"<think>a", b"<think>a</think>ab")] == [True, False, True]
 
 
 @pytest.mark.parametrize("tools", [[], [tool("f")]])
@@ -201,6 +214,13 @@ def test_marks_of_special_tokens_are_around_thoughts_and_content():
                 assert [each["function"]["name"] for each in message.get("tool_calls", [])] == functions
             automaton = reader.chat(body).grammar.make().automaton
             assert automaton.accepts(encode(marked(reader.tokenizer, thought + text)))
+            required = reader.chat(body | {"tool_choice": "required"}).grammar.make().automaton
+            assert required.accepts(encode(marked(reader.tokenizer, thought + text))) is (text == call)
+        body = {"messages": QUESTION, "guided_choice": ["hello"]}
+        message, streamed = written(reader, body, thought + answer)
+        assert (message["content"], message.get("reasoning_content", "")) == ("hello", "hm" if thought else "")
+        automaton = reader.chat(body).grammar.make().automaton
+        assert automaton.accepts(encode(marked(reader.tokenizer, thought + answer)))
 
 
 def test_a_stop_string_within_a_call_that_the_limit_cuts_off_is_kept():
@@ -323,6 +343,6 @@ def test_the_client_is_told_its_own_fields(client):
 
 def test_no_stop_string_is_beside_tags_on_the_device():
     grammar = Grammar.tags(Tags([("<a>", SCHEMA, "</a>")], triggers=["<a>"]))
-    for each in (grammar, grammar.after("</think>")):
+    for each in (grammar, grammar.after([("", "</think>")])):
         with pytest.raises(ValueError, match="stop must be empty beside a grammar of tags"):
             jlade.generate(json_chat.PARAMS, "a", tokenizer=json_chat.TOKENIZER, grammar=each, stop="b", eos_ids=3)

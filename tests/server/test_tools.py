@@ -1,6 +1,7 @@
 """Calls of tools in the forms of several templates: read off them, held by grammars, read back, and rendered again."""
 
 import dataclasses
+import functools
 import json
 import random
 import re
@@ -9,7 +10,7 @@ import pytest
 
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.special import MARK, special
-from jlade.server import calls, tools
+from jlade.server import calls, examples, tools
 from jlade.server.call_formats import Fields, Form
 from jlade.server.calls import AnswerReader, CallReader
 from jlade.server.examples import Examples
@@ -490,7 +491,6 @@ def test_thoughts_that_an_answer_begins(begin, end):
     [
         (TEMPLATES["qwen"].replace("'assistant:'", "'assistant:\n\n>'"), "otherwise than its prompt ends"),
         (TEMPLATES["mistral 11"].replace("| tojson", "| items | list | string"), "in a form that is not supported"),
-        ("{{ messages[0].content }}", "shows it no tools"),
         ("{{ tools | tojson }}{% for each in messages %}{{ each.content }}{% endfor %}", "in a form that is not"),
         (json_chat.HERMES.replace("<tool_call>", "<|end|>"), "in a form that is not"),
     ],
@@ -498,6 +498,83 @@ def test_thoughts_that_an_answer_begins(begin, end):
 def test_templates_without_a_form(template, message):
     with pytest.raises(ValueError, match=message):
         form_of(template)
+
+
+def test_a_template_that_knows_no_tools_has_the_oldest_form():
+    assert form_of("{{ messages[0].content }}") == dataclasses.replace(HERMES, is_shown=False)
+
+
+OTHER_ROLES = "{% if <condition> %}{{ raise_exception('not this role here') }}{% endif %}"
+PLAIN = f"""{{% for m in messages %}}{OTHER_ROLES}{{{{ m.role }}}}:{{{{ m.content }}}}
+{{% endfor %}}{{% if add_generation_prompt %}}assistant:{{% endif %}}"""
+HISTORY = [
+    *({"role": "user", "content": "Two shirts"}, {"role": "assistant", "content": None, "tool_calls": [0, 1]}),
+    *({"role": "tool", "content": "yes"}, {"role": "tool", "content": [{"type": "text", "text": "no"}]}),
+    *({"role": "user", "content": "And?"}, {"role": "assistant", "content": "One.", "tool_calls": [1]}),
+    {"role": "tool", "content": "yes"},
+]
+
+
+@pytest.mark.parametrize("has_system", [False, True])
+def test_tools_calls_and_results_are_shown_where_the_template_shows_none(has_system):
+    is_refused = "m.role == 'tool'" if has_system else "m.role != ('user', 'assistant')[loop.index0 % 2]"
+    template = json_chat.chat_template(PLAIN.replace("<condition>", is_refused))
+    reader = dataclasses.replace(json_chat.READER, chat_template=template)
+    made = [{"id": "0", "function": {"name": "shop", "arguments": json.dumps({"size": each})}} for each in ("S", "L")]
+    messages = [each | {"tool_calls": [made[i] for i in each.get("tool_calls", [])]} for each in HISTORY]
+    asked = reader.chat({"messages": messages, "tools": [tool("shop")]})
+    call = '\n<tool_call>\n{"name": "shop", "arguments": %s}\n</tool_call>'
+    small, large = (call % json.dumps({"size": each}) for each in ("S", "L"))
+    example = call % '{"ARGUMENT": VALUE}'
+    introduction = (
+        "You can call these functions:\n"
+        f"{json.dumps(tool('shop')['function'])}\n\nA call is written so:\n{example.replace('shop', 'NAME')}"
+    )
+    begin = f"system:{introduction}\nuser:Two" if has_system else f"user:{introduction}\n\nTwo"
+    assert json_chat.TOKENIZER.decode(asked.prompts[0]) == (
+        f"{begin} shirts\nassistant:{small}{large}\n"
+        "user:<tool_response>\nyes\n</tool_response>\n<tool_response>\nno\n</tool_response>\nAnd?\n"
+        f"assistant:One.{large}\nuser:<tool_response>\nyes\n</tool_response>\nassistant:"
+    )
+    assert asked.grammar.make().automaton.accepts(f"Yes.{call % json.dumps({'size': 'small'})}".encode())
+
+
+HARMONY = (
+    HEAD.replace("{{ message.role }}:", "<|start|>{{ message.role }}").replace(
+        "{{ message.content }}", "{% if message.content %}<|channel|>final<|message|>{{ message.content }}{% endif %}"
+    )
+    + """{% for call in message.tool_calls %}{{ ' to=functions.' + call.function.name }}
+{{- '<|channel|>commentary json<|message|>' + call.function.arguments | tojson }}{% endfor %}"""
+    + TAIL.replace("assistant:", "<|start|>assistant")
+)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_recipient_of_a_call_may_be_before_and_after_the_channel(choice):
+    """As gpt-oss writes it."""
+    template = json_chat.chat_template(HARMONY)
+    template.tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|channel|>", "<|message|>"]})
+    written = Examples(template, [json_chat.END])
+    marks = Marks.of(written)
+    form, special_in = Form.of(written, marks), functools.partial(examples.marked, template.tokenizer)
+    content = special_in(marks.content[0]), ""
+    asked = tools.read({"tools": [SHOP, SHOPS], "tool_choice": choice})
+    grammar = asked.grammar(form, (), content)
+    for header in (
+        " to=functions.shop<|channel|>commentary json<|message|>",
+        " to=functions.shop<|channel|>commentary <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.shop <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.shop<|message|>",
+    ):
+        call = special_in(header + '{"text": "a"}')
+        assert accepts(grammar, call), header
+        assert not accepts(grammar, call.replace("shop", "sho"))
+        assert not accepts(grammar, call.replace("text", "test"))
+        for seed in (None, 0, 1, 3):
+            assert read(asked, form, call, seed, content=content)[1:] == ("", [("shop", '{"text": "a"}')])
+    text = special_in("<|channel|>final<|message|>hello")
+    assert accepts(grammar, text) is (choice == "auto")
+    assert read(asked, form, text, content=content)[1:] == ("hello", [])
 
 
 VALUE_OF_A = "<tool_call>\n<function=shop>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"

@@ -77,15 +77,15 @@ def round_trip(examples: Examples, marks: Marks, form: Form, made: Sequence[Body
         {"id": f"00000000{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, (name, arguments) in enumerate(zip(NAMES, made, strict=False))
     ]
-    conversation = examples.conversation({"tool_calls": made_calls}, TOOLS)
-    written = examples.whole(marks.answer(examples.prompt(TOOLS), conversation))
+    given = TOOLS if form.is_shown else None
+    try:
+        conversation = examples.conversation({"tool_calls": made_calls}, given)
+        written = examples.whole(marks.answer(examples.prompt(given), conversation))
+    except ValueError:  # the template writes more after an answer
+        written = ""
+    if NAMES[0] not in written:  # so messages have them
+        written = form.written([(name, form.arguments(each)) for name, each in zip(NAMES, made, strict=False)])
     text = marked(examples.template.tokenizer, OPTIONAL_ID.sub("", written))
-    if not text and form.fields is not None:
-        return ""
-    if not text:  # the template writes no calls, and names their form
-        between = form.between or ""
-        one = [f"{name}{form.middle}{json.dumps(each)}" for name, each in zip(NAMES, made, strict=False)]
-        text = f"{form.opening}{between.join(one)}{form.closing}"
     begin, end = (marked(examples.template.tokenizer, part) for part in marks.content)
     for choice in ("auto", "required"):
         asked = tools.read({"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": True})
