@@ -30,7 +30,9 @@ PARAMETERS = {"type": "object", "properties": {}}
 TOOL = {"type": "function", "function": {"name": "tool", "description": "-", "parameters": PARAMETERS}}
 ID, NAME, KEY = "000000000", "probed_call", "probed_argument"
 CALL = {"id": ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: "-"}}}
-CALLED: list[Message] = [{"role": USER, "content": "-"}, {"role": ASSISTANT, "content": "", "tool_calls": [CALL]}]
+PROBED_QUESTION = {"role": USER, "content": "probed question"}
+PROBED_RESULT = {"role": RESULT, "content": "probed result", "name": NAME, "tool_call_id": ID}
+CALLED: list[Message] = [PROBED_QUESTION, {"role": ASSISTANT, "content": "", "tool_calls": [CALL]}]
 
 
 class EndedError(ValueError):
@@ -156,14 +158,18 @@ class ChatTemplate:
 
     def call_style(self, tools: Sequence[Mapping[str, Any]] | None = None) -> CallStyle | None:
         """Returns how earlier calls are shown, None if they are not; `tools` and errors are those of `shows`."""
-        rendered = (self._tried([style.of(message) for message in CALLED], tools) for style in STYLES)
-        return next((style for style, text in zip(STYLES, rendered, strict=True) if NAME in text and KEY in text), None)
+        for style in STYLES:
+            called = [style.of(message) for message in CALLED]
+            for after in PROBED_RESULT, PROBED_QUESTION:  # since results may be refused
+                rendered = self._tried([*called, after], tools)
+                if NAME in rendered and KEY in rendered:
+                    return style
+        return None
 
     def shows_results(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
         """Returns whether results of calls are shown; `tools` and errors are those of `shows`."""
         style = self.call_style(tools) or STYLES[0]
-        result = {"role": RESULT, "content": "probe", "name": NAME, "tool_call_id": ID}
-        return "probe" in self._tried([*map(style.of, CALLED), result], tools).replace(NAME, "").replace(KEY, "")
+        return PROBED_RESULT["content"] in self._tried([*map(style.of, CALLED), PROBED_RESULT], tools)
 
     def _tried(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
         """Returns the text of a conversation, with a tool of ours for `tools`; "" if the template refuses it."""
@@ -228,6 +234,7 @@ def _tried(template: str, special: str, has_tools: bool, messages: str) -> str:
             add_generation_prompt=True,
             tools=[TOOL] if has_tools else None,
             **json.loads(special),
+            **_of_functions([TOOL] if has_tools else None),
         )
     except EndedError:
         raise
