@@ -35,6 +35,7 @@ class Tool(NamedTuple):
     name: str
     parameters: Body
     is_strict: bool
+    path: str  # of the schema in its body
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Tools:
           other: of an answer without calls, which are the whole of one with them; None for any text around calls.
 
         Raises:
-          ValueError: the schema of a strict tool is wrong or not supported; names the tool.
+          RequestError: the schema of a strict tool is wrong or not supported; names its field and the tool.
         """
         grammar = Grammar.tags(
             Tags(
@@ -103,7 +104,7 @@ class Tools:
           reason: why the grammar is too large.
 
         Raises:
-          ValueError: there are none; names the largest tool.
+          RequestError: there are none; names the field of the largest tool's schema, and the tool.
         """
         sizes = {tool.name: _num_states(tool, form.fields) for tool in self.tools}
         by_size = sorted(self.tools, key=lambda tool: -sizes[tool.name])
@@ -116,7 +117,7 @@ class Tools:
                 loose[tool.name] = looser
                 number -= sizes[tool.name]
         if not loose:
-            raise ValueError(f"{by_size[0].name}: {reason}")
+            raise _refused(by_size[0], reason)
         return dataclasses.replace(self, tools=[loose.get(tool.name, tool) for tool in self.tools])
 
 
@@ -206,13 +207,22 @@ def _refusal(schema: str, form: Fields | None) -> str | None:
 
 
 def _lose(tool: Tool, reason: str) -> None:
-    """Raises a ValueError if a tool is strict; else the log says that its schema is not held."""
+    """Raises a RequestError if a tool is strict; else the log says that its schema is not held."""
     if tool.is_strict:
-        raise ValueError(f"{tool.name}: {reason}")
+        raise _refused(tool, reason)
     kinds.warn_once(LOOSE, f"the schema of the tool {tool.name}", reason)
 
 
-def read(values: Body, within: str = ".function", paths: Sequence[str] | None = None) -> Tools | None:
+def _refused(tool: Tool, reason: str) -> RequestError:
+    return RequestError(f"{tool.path} has no grammar: {tool.name}: {reason}", tool.path)
+
+
+def read(
+    values: Body,
+    within: str = ".function",
+    paths: Sequence[str] | None = None,
+    schemas: Sequence[str] | None = None,
+) -> Tools | None:
     """Returns the tools of a chat; None if there are none, or `tool_choice` forbids them.
 
     A named function is called once, and an answer that has to call does so once unless `parallel_tool_calls` is true.
@@ -221,12 +231,14 @@ def read(values: Body, within: str = ".function", paths: Sequence[str] | None = 
       values: of the fields of a body.
       within: the path of the fields of a function in a tool, as its client wrote it.
       paths: of the tools; None for their places in `tools`.
+      schemas: the paths of their schemas; None for those of `parameters`.
     """
     written, choice = values.get("tools", []), values.get("tool_choice", AUTO)
     if not isinstance(written, list):
         raise refused("tools", written, "a list of functions")
     paths = paths or [f"tools[{i}]" for i in range(len(written))]
-    tools = [_tool(path, tool, within) for path, tool in zip(paths, written, strict=True)]
+    schemas = schemas or [f"{path}{within}.parameters" for path in paths]
+    tools = [_tool(path, tool, within, schema) for path, tool, schema in zip(paths, written, schemas, strict=True)]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise refused("tools", names, "functions of different names")
@@ -263,14 +275,14 @@ def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
     return chosen
 
 
-def _tool(path: str, tool: Any, within: str) -> Tool:
+def _tool(path: str, tool: Any, within: str, path_of_schema: str) -> Tool:
     match tool:
         case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
             parameters = function.get("parameters") or {"properties": {}}
             if not is_of_object(parameters):
-                raise refused(f"{path}{within}.parameters", parameters, "the JSON schema of an object")
+                raise refused(path_of_schema, parameters, "the JSON schema of an object")
             strict = kinds.values(function, {"strict": kinds.boolean}, f"{path}{within}.")
-            return Tool(name, parameters, strict.get("strict", False))
+            return Tool(name, parameters, strict.get("strict", False), path_of_schema)
     raise refused(path, tool, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
 
 
