@@ -16,7 +16,7 @@ from jlade.constraints.json_document import ESCAPES, Schema
 from jlade.constraints.moves import DEAD
 
 QUOTE = ord('"')
-
+ANYTHING = Repeat(special.OTHERS, 0, None)
 
 # The kinds of values, and the bytes with which they begin in JSON.
 KINDS = {"string": b'"', "number": b"-0123456789", "boolean": b"tf", "null": b"n", "list": b"[", "object": b"{"}
@@ -95,14 +95,20 @@ def _parse(schema: str, end: str, values: str) -> Automaton:
 
 def _before_end(value: Automaton, end: str) -> Expression:
     """Returns values, each followed by `end`."""
-    anything, parts = Repeat(special.OTHERS, 0, None), End.of(end)
+    parts = End.of(end)
     blanks, tag, rest = (automaton.literal(special.encode(each)) for each in parts)
     before = automaton.sequence(value, blanks)
     if parts.blanks and _may_have(value, special.encode(parts.tag)):
-        before = automaton.choice(before, automaton.difference(value, automaton.sequence(anything, blanks)))
-    goes_on = automaton.sequence(anything, tag, special.OTHERS, anything)
-    ends_once = automaton.difference(automaton.sequence(anything, tag), goes_on)
-    return automaton.sequence(automaton.intersection(automaton.sequence(before, tag), ends_once), rest)
+        before = automaton.choice(before, automaton.difference(value, automaton.sequence(ANYTHING, blanks)))
+    return automaton.sequence(automaton.intersection(automaton.sequence(before, tag), _through(parts.tag)), rest)
+
+
+@functools.cache
+def _through(tag: str) -> Automaton:
+    """Returns any text up to and with the first tag."""
+    end = automaton.literal(special.encode(tag))
+    goes_on = automaton.sequence(ANYTHING, end, special.OTHERS, ANYTHING)
+    return automaton.difference(automaton.sequence(ANYTHING, end), goes_on)
 
 
 def _of_kind(kind: str, in_json: Automaton, values: Values) -> Expression:
@@ -111,15 +117,16 @@ def _of_kind(kind: str, in_json: Automaton, values: Values) -> Expression:
         strings, (begin, end) = _strings(in_json), [automaton.literal(special.encode(each)) for each in values.quotes]
         if values.follows:
             ends = automaton.choice(*(automaton.literal(values.quotes[1] + each) for each in values.follows))
-            anything = Repeat(special.OTHERS, 0, None)
             return automaton.sequence(
-                begin, automaton.difference(strings, automaton.sequence(anything, ends, anything)), end
+                begin, automaton.difference(strings, automaton.sequence(ANYTHING, ends, ANYTHING)), end
             )
         return automaton.choice(strings, automaton.sequence(begin, strings, end)) if any(values.quotes) else strings
     if kind in ("boolean", "null"):
         words = zip(WORDS, values.words, strict=True)
         own = [word for name, word in words if name[0].encode() in KINDS[kind] and in_json.accepts(name.encode())]
         return automaton.choice(NOTHING, *map(automaton.literal, own))
+    if all(in_json.run(bytes([byte])) == DEAD for byte in KINDS[kind]):
+        return NOTHING
     if kind in values.in_quotes:
         return _in_quotes(in_json, KINDS[kind], values)
     if kind in values.in_python:

@@ -26,6 +26,7 @@ NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as those of MCP
 OF_FIELDS = {"type", "properties", "required", "additionalProperties"}  # keywords that fields hold
 SIMPLE = ("string", "integer", "number", "boolean", "null")  # types of values without parts
 DEFINITIONS = ("$defs", "definitions")
+ANNOTATIONS = {"title", "description", "default", "examples"}  # by which alone most schemas of arguments differ
 log = logging.getLogger(__name__)
 
 
@@ -175,7 +176,10 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
         begin = form.begin + kinds.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
         if isinstance(schema, dict):
-            schema, looser = definitions | schema, [{"type": schema.get("type", [])}, True]
+            schema = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+            looser = [{"type": schema.get("type", [])}, True]
+            if "$ref" in json.dumps(schema):
+                schema = definitions | schema
         supported = _supported(tool, form, f"{name}: ", schema, *looser)
         of_names[name] = Field(begin, supported, form.end, name in required, form.values)
     return of_names
@@ -198,8 +202,9 @@ def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *loos
 def _refusal(schema: str, form: Fields | None) -> str | None:
     """Returns why a schema has no grammar, None if it has one: in JSON, or as a field."""
     try:
-        Grammar.json_schema(schema)
-        if form is not None:
+        if form is None:
+            Grammar.json_schema(schema)
+        else:
             plain.parse(json.loads(schema), form.end, form.values)
     except (ValueError, RecursionError) as error:
         return str(error)
