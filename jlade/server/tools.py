@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jlade.constraints import plain
+from jlade.constraints import automaton, plain
 from jlade.constraints.automaton import MAX_STATES
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import APPLIED, Schema
@@ -143,9 +143,8 @@ def _num_states(tool: Tool, form: Fields | None) -> int:
     """Returns the number of states of a tool's arguments."""
     if form is None:
         return len(Grammar.json_schema(json.dumps(_content(tool, form))).automaton.is_final)
-    return sum(
-        len(plain.parse(field.schema, field.end, field.values).is_final) for field in fields_of(tool, form).values()
-    )
+    values = (plain.parse(field.schema, field.end, field.values) for field in fields_of(tool, form).values())
+    return sum(len(automaton.build(value, counts=True).is_final) for value in values)
 
 
 def _tags(tool: Tool, form: Form) -> list[tuple[str, Schema | Sequence[Field], str]]:
