@@ -24,7 +24,16 @@ REFUSED = ("minContains", "maxContains", "unevaluatedItems", "unevaluatedPropert
 
 
 class UnsupportedError(ValueError):
-    """A schema asks for something that an automaton cannot hold; the message has its path and keyword."""
+    """A schema asks for something that an automaton cannot hold.
+
+    Args:
+      name: of the keyword, by its path.
+      problem: what is not supported.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name}: {problem}")
+        self.name = name
 
 
 class Kind(NamedTuple):
@@ -139,7 +148,7 @@ def check_supported(schema: Keywords, path: str) -> None:
     """Raises an UnsupportedError with the path for a keyword that is refused."""
     for keyword in REFUSED:
         if keyword in schema:
-            raise UnsupportedError(f"{path}/{keyword}: not supported")
+            raise UnsupportedError(f"{path}/{keyword}", "not supported")
 
 
 def _check(value: Any, kind: Kind, path: str) -> None:
@@ -167,7 +176,7 @@ class Document:
         if base and base.rstrip("#") != own_id.rstrip("#"):
             schema = next(_identified(self.root, {("$id", base), ("id", base)}), None)
             if schema is None:
-                raise UnsupportedError(f"{path}/$ref: {reference!r} is not in this document")
+                raise UnsupportedError(f"{path}/$ref", f"{reference!r} is not in this document")
         fragment = urllib.parse.unquote(fragment)
         if fragment and not fragment.startswith("/"):
             identifiers = {("$anchor", fragment), ("$id", f"#{fragment}"), ("id", f"#{fragment}")}
@@ -287,7 +296,7 @@ def _accepts_number(value: float, schema: Keywords) -> bool:
 def _accepts_string(value: str, schema: Keywords, path: str) -> bool:
     for name in all_of(schema.get("format", ())):
         if name in UNSUPPORTED:
-            raise UnsupportedError(f"{path}/format: {name!r} is not supported")
+            raise UnsupportedError(f"{path}/format", f"{name!r} is not supported")
         if name in FORMATS and not build(formats.expression(name, characters)).accepts(value.encode()):
             return False
     return is_between(len(value), schema, "Length") and all(
@@ -320,7 +329,7 @@ def finds(pattern: str, text: str, path: str) -> bool:
     try:
         return _search(pattern).accepts(text.encode())
     except ValueError as error:
-        raise UnsupportedError(f"{path}: {error}") from error
+        raise UnsupportedError(path, str(error)) from error
 
 
 @functools.lru_cache(maxsize=64)

@@ -97,7 +97,7 @@ def parse(schema: Schema | str, depth: int = DEPTH, whitespace: bool = True) -> 
         root: Schema = json.loads(schema) if isinstance(schema, str) else schema
         texts = _Compiler(root, depth, whitespace).value(root, "#")
     except RecursionError as error:
-        raise UnsupportedError("#: its references are too deep within each other") from error
+        raise UnsupportedError("#", "its references are too deep within each other") from error
     if _is_nothing(texts):
         raise ValueError(f"the schema accepts no value, or none of a depth up to {depth}")
     return texts
@@ -182,11 +182,11 @@ class _Compiler:
         assert not isinstance(first, bool)
         assert not isinstance(second, bool)
         if UNEVALUATED in first or UNEVALUATED in second:
-            raise UnsupportedError(f"{path}/{UNEVALUATED}: not supported within other schemas beside anyOf or oneOf")
+            raise UnsupportedError(f"{path}/{UNEVALUATED}", "not supported within other schemas beside anyOf or oneOf")
         both = first, second
         are_ordered = any("prefixItems" in schema or isinstance(schema.get("items"), list) for schema in both)
         if are_ordered and all(ITEMS & schema.keys() for schema in both) and first != second:
-            raise UnsupportedError(f"{path}/allOf: items in order beside other items are not supported")
+            raise UnsupportedError(f"{path}/allOf", "items in order beside other items are not supported")
         result = {key: value for key, value in {**first, **second}.items() if key in APPLIED}
         for key in result:
             if key in first and key in second:
@@ -211,7 +211,7 @@ class _Compiler:
             case "required" if isinstance(one, list) and isinstance(other, list):
                 return [*one, *(name for name in other if name not in one)]
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(one, bool) or isinstance(other, bool):
-                raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
+                raise UnsupportedError(f"{path}/allOf", f"{key} of draft 4 in several schemas is not supported")
             case "minimum" | "minLength" | "minItems" | "minProperties" | "exclusiveMinimum":
                 return max(one, other)
             case "maximum" | "maxLength" | "maxItems" | "maxProperties" | "exclusiveMaximum":
@@ -219,13 +219,13 @@ class _Compiler:
             case "items" | "additionalItems" | "propertyNames" if not isinstance(one, list) | isinstance(other, list):
                 return _both(one, other)
             case "contains" if first.get("contains") != second.get("contains"):
-                raise UnsupportedError(f"{path}/allOf: {key} in several schemas is not supported")
+                raise UnsupportedError(f"{path}/allOf", f"{key} in several schemas is not supported")
             case "uniqueItems":
                 return one or other
             case "anyOf" | "oneOf":  # a value of one option of each is of one pair
                 pairs = list(itertools.product(one, other))
                 if len(pairs) > MAX_OPTIONS:
-                    raise UnsupportedError(f"{path}/{key}: more than {MAX_OPTIONS} combinations are not supported")
+                    raise UnsupportedError(f"{path}/{key}", f"more than {MAX_OPTIONS} combinations are not supported")
                 return [_both(*pair) for pair in pairs]
             case "not":
                 return {"anyOf": [one, other]}
@@ -235,14 +235,14 @@ class _Compiler:
                 return (*all_of(one), *all_of(other))
             case "multipleOf" if all(float(divisor).is_integer() for divisor in (one, other)):
                 return math.lcm(int(one), int(other))
-        raise UnsupportedError(f"{path}/allOf: {key} in several schemas is not supported")
+        raise UnsupportedError(f"{path}/allOf", f"{key} in several schemas is not supported")
 
     def _merge_objects(self, result: dict[str, Any], first: Keywords, second: Keywords, path: str) -> None:
         one_patterns, other_patterns = (schema.get("patternProperties", {}) for schema in (first, second))
         for patterns, other in ((one_patterns, second), (other_patterns, first)):
             is_open = other.get("additionalProperties", True) is True
             if patterns and patterns != other.get("patternProperties") and not is_open:
-                raise UnsupportedError(f"{path}/allOf: patternProperties beside additionalProperties")
+                raise UnsupportedError(f"{path}/allOf", "patternProperties beside additionalProperties")
         if names := dict.fromkeys([*first.get("properties", {}), *second.get("properties", {})]):
             result["properties"] = {name: _both(_property(first, name), _property(second, name)) for name in names}
         if patterns := dict.fromkeys([*one_patterns, *other_patterns]):
@@ -312,7 +312,7 @@ class _Compiler:
 
     def _value_to_depth(self, schema: Schema, path: str) -> Expression:
         if self.num_nested >= MAX_NESTED:
-            raise UnsupportedError("#: its references are too deep within each other")
+            raise UnsupportedError("#", "its references are too deep within each other")
         schema, followed = self._followed(self.expanded, schema, path)
         ways = None
         if isinstance(schema, Mapping) and self._has_exclusion(schema):
@@ -425,7 +425,7 @@ class _Compiler:
         if "type" in no:
             left = [name for name in TYPES if name in types and not includes(no["type"], name)]
             if includes(no["type"], "integer") and "number" in left:
-                raise UnsupportedError(f"{path}/type: numbers that are no integers are not supported")
+                raise UnsupportedError(f"{path}/type", "numbers that are no integers are not supported")
             result += [{"type": left}] if left else []
         for name, find in (("string", _failing_strings), ("array", _failing_arrays), ("object", self._failing_objects)):
             if name in types and (part := {key: value for key, value in no.items() if key in OF_TYPE[name]}):
@@ -478,7 +478,7 @@ class _Compiler:
                 if no.keys() == {"propertyNames"} and names is False:
                     yield {"minProperties": 1}
                     return
-                raise UnsupportedError(f"{path}: names that are not declared are not supported within not")
+                raise UnsupportedError(path, "names that are not declared are not supported within not")
             for name in _declared(base):
                 matching = [of for pattern, of in patterns.items() if finds(pattern, name, f"{path}/patternProperties")]
                 refused += [(name, of) for of in (matching if matching or name in properties else [further])]
@@ -597,7 +597,7 @@ class _Compiler:
         try:
             return between(minimum, maximum, divisor)
         except numbers.DivisorError as error:
-            raise UnsupportedError(f"{path}/multipleOf: {error}") from error
+            raise UnsupportedError(f"{path}/multipleOf", str(error)) from error
 
     def _string(self, schema: Keywords, path: str) -> Expression:
         parts: list[Expression] = []
@@ -606,15 +606,15 @@ class _Compiler:
             try:
                 parts.append(regex.search(pattern, string_of))
             except ValueError as error:
-                raise UnsupportedError(f"{path}/pattern: {error}") from error
+                raise UnsupportedError(f"{path}/pattern", str(error)) from error
         for grammar in all_of(schema.get(GRAMMAR, ())):
             try:
                 parts.append(lark.in_json(grammar, parse))
             except ValueError as error:
-                raise UnsupportedError(f"{path}/{GRAMMAR}: {error}") from error
+                raise UnsupportedError(f"{path}/{GRAMMAR}", str(error)) from error
         for name in map(str, all_of(schema.get("format", ()))):
             if name in UNSUPPORTED:
-                raise UnsupportedError(f"{path}/format: {name!r} is not supported")
+                raise UnsupportedError(f"{path}/format", f"{name!r} is not supported")
             if name in FORMATS:
                 parts.append(formats.expression(name, string_of))
         if maximum is not None and maximum < (minimum or 0):
@@ -643,11 +643,11 @@ class _Compiler:
             first, items, rest_path = items, schema.get("additionalItems", True), f"{path}/additionalItems"
         if schema.get("uniqueItems") and (maximum is None or maximum > 1):
             if first or "contains" in schema:
-                raise UnsupportedError(f"{path}/uniqueItems: not supported beside prefixItems or contains")
+                raise UnsupportedError(f"{path}/uniqueItems", "not supported beside prefixItems or contains")
             return self._unique(items, minimum, maximum, path)
         if "contains" in schema:
             if first:
-                raise UnsupportedError(f"{path}/contains: not supported beside prefixItems")
+                raise UnsupportedError(f"{path}/contains", "not supported beside prefixItems")
             return self._containing(items, schema["contains"], minimum, maximum, path)
         rest = self.value(items, rest_path) if maximum is None or maximum > len(first) else NOTHING
         if not first:
@@ -677,7 +677,7 @@ class _Compiler:
         """Returns arrays of different items, whose places are the sets of those that have been written."""
         values = self._finite(items, path)
         if values is None or len(values) > MAX_UNIQUE:
-            raise UnsupportedError(f"{path}/uniqueItems: not supported but for items of up to {MAX_UNIQUE} values")
+            raise UnsupportedError(f"{path}/uniqueItems", f"not supported but for items of up to {MAX_UNIQUE} values")
         sets, last = 2 ** len(values), 1 + 2 ** len(values)
         edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
         items_of = [self.constant(value) for value in values]
@@ -719,7 +719,7 @@ class _Compiler:
             return NOTHING
         counted = minimum if maximum is None else maximum
         if counted > MAX_COUNTED:
-            raise UnsupportedError(f"{path}/contains: not supported beside minItems or maxItems above {MAX_COUNTED}")
+            raise UnsupportedError(f"{path}/contains", f"not supported beside minItems or maxItems above {MAX_COUNTED}")
         # Places are numbered by the items that are written, as far as they are counted, and by whether one is chosen.
         edges: list[tuple[int, Expression | None, int]] = [(0, self.begin("["), 1)]
         last = 1 + 2 * (counted + 1)
@@ -807,12 +807,12 @@ class _Compiler:
         if minimum <= num_required:
             minimum = 0
         if minimum > 1 and further:
-            raise UnsupportedError(f"{path}/minProperties: {minimum} of names that may repeat are not supported")
+            raise UnsupportedError(f"{path}/minProperties", f"{minimum} of names that may repeat are not supported")
         if maximum is not None and not further and maximum >= number:
             maximum = None
         counted = max(minimum, 0 if maximum is None else maximum)
         if counted > MAX_COUNTED or counted * (number + 1) > 40 * MAX_COUNTED:
-            raise UnsupportedError(f"{path}: minProperties or maxProperties above {MAX_COUNTED} is not supported")
+            raise UnsupportedError(path, f"minProperties or maxProperties above {MAX_COUNTED} is not supported")
 
         def place(passed: int, written: int, has_comma: bool) -> int:
             return 1 + (min(written, counted) * (number + 1) + passed) * 2 + has_comma
@@ -922,14 +922,14 @@ def _of_both(ways: list[Schema], others: list[Schema], path: str) -> list[Schema
 
 def _not_too_many(ways: list[Schema], path: str) -> list[Schema]:
     if len(ways) > MAX_OPTIONS:
-        raise UnsupportedError(f"{path}: more than {MAX_OPTIONS} ways to differ are not supported")
+        raise UnsupportedError(path, f"more than {MAX_OPTIONS} ways to differ are not supported")
     return ways
 
 
 def _failing_strings(no: Keywords, base: Keywords, path: str) -> Iterable[Keywords]:
     """Yields the schemas of the strings that keywords of strings refuse."""
     if no.get("format") in {*FORMATS, *UNSUPPORTED}:
-        raise UnsupportedError(f"{path}/format: not supported within not")
+        raise UnsupportedError(f"{path}/format", "not supported within not")
     if part := _without(no, "format"):
         yield {"not": part}
 
@@ -937,7 +937,7 @@ def _failing_strings(no: Keywords, base: Keywords, path: str) -> Iterable[Keywor
 def _failing_numbers(no: Keywords, path: str) -> Iterable[Keywords]:
     """Yields the schemas of the numbers that keywords of numbers refuse."""
     if "multipleOf" in no:
-        raise UnsupportedError(f"{path}/multipleOf: not supported within not")
+        raise UnsupportedError(f"{path}/multipleOf", "not supported within not")
     for bound, opposite in (("inimum", "aximum"), ("aximum", "inimum")):
         exclusive = no.get(f"exclusiveM{bound}")
         if f"m{bound}" in no:
@@ -949,7 +949,7 @@ def _failing_numbers(no: Keywords, path: str) -> Iterable[Keywords]:
 def _failing_arrays(no: Keywords, base: Keywords, path: str) -> Iterable[Keywords]:
     """Yields the schemas of the arrays that keywords of arrays refuse."""
     if no.get("uniqueItems"):
-        raise UnsupportedError(f"{path}/uniqueItems: not supported within not")
+        raise UnsupportedError(f"{path}/uniqueItems", "not supported within not")
     if no.get("minItems", 0) > 0:
         yield {"maxItems": no["minItems"] - 1}
     if "maxItems" in no:
@@ -963,7 +963,7 @@ def _failing_arrays(no: Keywords, base: Keywords, path: str) -> Iterable[Keyword
         yield {"prefixItems": [*[True] * index, {"not": item}], "minItems": index + 1}
     if first and not _is_true(rest):
         if no.get("maxItems") != len(first):
-            raise UnsupportedError(f"{path}/items: not supported beside prefixItems within not")
+            raise UnsupportedError(f"{path}/items", "not supported beside prefixItems within not")
     elif not _is_true(rest):
         yield {"contains": {"not": rest}}
 
@@ -1062,7 +1062,7 @@ def _limit(schema: Keywords, path: str, minimum: str, maximum: str) -> str | Non
       UnsupportedError: the least number is too large to be counted.
     """
     if (schema.get(minimum) or 0) > MAX_COUNT:
-        raise UnsupportedError(f"{path}/{minimum}: must be at most {MAX_COUNT}, got {schema[minimum]}")
+        raise UnsupportedError(f"{path}/{minimum}", f"must be at most {MAX_COUNT}, got {schema[minimum]}")
     key = next((key for key in (maximum, minimum) if schema.get(key) is not None), None)
     return key and f"{key} of {schema[key]}"
 
@@ -1077,7 +1077,7 @@ def _bound(schema: Keywords, path: str, inclusive: str, exclusive: str, sign: in
         is_inclusive = key == inclusive and schema.get(exclusive) is not True
         bounds.append(Bound(_decimal(schema, key, path), is_inclusive))
         if sign * value >= numbers.LIMIT:
-            raise UnsupportedError(f"{path}/{key}: numbers have up to {numbers.MAX_WHOLE} digits, got {value}")
+            raise UnsupportedError(f"{path}/{key}", f"numbers have up to {numbers.MAX_WHOLE} digits, got {value}")
     # At equal values the exclusive bound is the tighter one.
     return max(bounds, key=lambda bound: (sign * bound.value, not bound.inclusive), default=None)
 
@@ -1087,5 +1087,5 @@ def _decimal(schema: Keywords, key: str, path: str) -> Fraction:
     value = schema[key]
     decimal = Fraction(str(value))
     if (decimal * 10**numbers.MAX_PLACES).denominator > 1:
-        raise UnsupportedError(f"{path}/{key}: must have up to {numbers.MAX_PLACES} decimal places, got {value}")
+        raise UnsupportedError(f"{path}/{key}", f"must have up to {numbers.MAX_PLACES} decimal places, got {value}")
     return decimal

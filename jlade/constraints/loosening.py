@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 from typing import Any
 
 from jlade.constraints.automaton import TooLargeError
@@ -28,16 +27,16 @@ def loosened(schema: Schema) -> tuple[Schema, list[str]]:
             return schema, reasons
         except (UnsupportedError, TooLargeError) as error:
             reasons.append(str(error))
-            path = re.split(": | of ", reasons[-1])[0]  # as in "#/maxLength of 5000: ..."
             schema = copy.deepcopy(schema)
-            if len(reasons) > MAX_LEFT_OUT or not _leave_out(Document(schema), path.split("/")[1:]):
+            if len(reasons) > MAX_LEFT_OUT or not _leave_out(Document(schema), error.name or "#"):
                 raise
 
 
-def _leave_out(document: Document, path: list[str]) -> bool:
-    """Leaves out the keyword of a path, and returns whether it has been there."""
-    *within, keyword = path or [""]
-    if EXCLUDING & set(path):
+def _leave_out(document: Document, name: str) -> bool:
+    """Leaves out the keyword of a path, which may have its value after it, and returns whether it has been there."""
+    *within, last = name.removeprefix("#/").split("/")
+    keyword = last.split(" ")[0]  # as in "#/maxLength of 5000"
+    if EXCLUDING & {*within, keyword}:
         return False
     found: list[Any] = [document.root]
     for part in within:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jlade.constraints import automaton, json_schema, special
+from jlade.constraints import moves as moves_lib
 from jlade.constraints.automaton import NOTHING, Automaton, Expression, Repeat
-from jlade.constraints.json_document import ESCAPES, Schema
+from jlade.constraints.json_document import APPLIED, ESCAPES, Schema
 from jlade.constraints.moves import DEAD
 
 QUOTE = ord('"')
-
+ANYTHING = Repeat(special.OTHERS, 0, None)
+LENGTHS = {"minLength", "maxLength"}
 
 # The kinds of values, and the bytes with which they begin in JSON.
 KINDS = {"string": b'"', "number": b"-0123456789", "boolean": b"tf", "null": b"n", "list": b"[", "object": b"{"}
@@ -65,7 +67,7 @@ class End(NamedTuple):
         return cls("", text, "") if match is None else cls(*match.groups())
 
 
-def parse(schema: Schema, end: str, values: Sequence[Any] = IN_JSON) -> Automaton:
+def parse(schema: Schema, end: str, values: Sequence[Any] = IN_JSON) -> Expression:
     """Returns the texts of the values that a schema accepts, each followed by `end`; see `End`.
 
     Raises:
@@ -76,8 +78,14 @@ def parse(schema: Schema, end: str, values: Sequence[Any] = IN_JSON) -> Automato
 
 
 @functools.lru_cache(maxsize=256)
-def _parse(schema: str, end: str, values: str) -> Automaton:
-    in_json, spelled = automaton.build(json_schema.parse(schema)), Values(*json.loads(values))
+def _parse(schema: str, end: str, values: str) -> Expression:
+    texts, spelled = json_schema.parse(schema), Values(*json.loads(values))
+    if _is_counted(keywords := json.loads(schema), spelled):
+        others = {key: value for key, value in keywords.items() if key not in LENGTHS}
+        before, maximum = len(spelled.before[0]), keywords.get("maxLength")
+        bounds = before + int(keywords.get("minLength", 0)), None if maximum is None else before + int(maximum)
+        return automaton.counted(_parse(json.dumps(others), end, values), _meter(End.of(end)), *bounds)
+    in_json = automaton.build(texts)
     of_before: dict[str, Expression] = dict.fromkeys(spelled.before, NOTHING)
     for kind, before in zip(KINDS, spelled.before, strict=True):
         of_before[before] = automaton.choice(of_before[before], _of_kind(kind, in_json, spelled))
@@ -95,14 +103,57 @@ def _parse(schema: str, end: str, values: str) -> Automaton:
 
 def _before_end(value: Automaton, end: str) -> Expression:
     """Returns values, each followed by `end`."""
-    anything, parts = Repeat(special.OTHERS, 0, None), End.of(end)
+    parts = End.of(end)
     blanks, tag, rest = (automaton.literal(special.encode(each)) for each in parts)
     before = automaton.sequence(value, blanks)
     if parts.blanks and _may_have(value, special.encode(parts.tag)):
-        before = automaton.choice(before, automaton.difference(value, automaton.sequence(anything, blanks)))
-    goes_on = automaton.sequence(anything, tag, special.OTHERS, anything)
-    ends_once = automaton.difference(automaton.sequence(anything, tag), goes_on)
-    return automaton.sequence(automaton.intersection(automaton.sequence(before, tag), ends_once), rest)
+        before = automaton.choice(before, automaton.difference(value, automaton.sequence(ANYTHING, blanks)))
+    return automaton.sequence(automaton.intersection(automaton.sequence(before, tag), _through(parts.tag)), rest)
+
+
+def _is_counted(schema: Schema, values: Values) -> bool:
+    """Whether a schema is that of strings with bounds of their lengths, which are written as they are."""
+    if isinstance(schema, bool) or schema.get("type") != "string" or values.follows or any(values.quotes):
+        return False
+    keywords = APPLIED & schema.keys()
+    return bool(keywords & LENGTHS) and keywords <= {"type", "pattern", "format", *LENGTHS}
+
+
+@functools.cache
+def _meter(end: End) -> Automaton:
+    """Returns the automaton that counts the characters of values, each followed by `end`, whose own do not count.
+
+    Those with which `end` may begin count as soon as they are none of it.
+    """
+    blanks, tag, rest = map(special.encode, end)
+    ends = blanks + tag, tag
+    begun = sorted({each[:length] for each in ends for length in range(len(each))}, key=len)  # the states before `rest`
+    by_byte = np.full((len(begun) + len(rest) + 1, 256), DEAD)
+    for state, held in enumerate(begun):
+        for byte in range(256):
+            text = held + bytes([byte])
+            suffixes = [text[place:] for place in range(len(text) + 1)]  # the longest one first
+            after = next(suffix for suffix in suffixes if suffix in ends or suffix in begun)
+            number = sum(each & 0xC0 != 0x80 for each in text.removesuffix(after))  # of first bytes of characters
+            by_byte[state, byte] = moves_lib.move(len(begun) if after in ends else begun.index(after), number)
+    for place, byte in enumerate(rest):
+        by_byte[len(begun) + place, byte] = len(begun) + place + 1
+    moves, class_of_byte = np.unique(by_byte, axis=1, return_inverse=True)
+    is_final = np.arange(len(by_byte)) == len(by_byte) - 1
+    return Automaton(
+        moves.astype(np.int32),
+        class_of_byte.reshape(256).astype(np.int32),
+        is_final,
+        moves_lib.without_bounds(len(moves)),
+    )
+
+
+@functools.cache
+def _through(tag: str) -> Automaton:
+    """Returns any text up to and with the first tag."""
+    end = automaton.literal(special.encode(tag))
+    goes_on = automaton.sequence(ANYTHING, end, special.OTHERS, ANYTHING)
+    return automaton.difference(automaton.sequence(ANYTHING, end), goes_on)
 
 
 def _of_kind(kind: str, in_json: Automaton, values: Values) -> Expression:
@@ -111,15 +162,16 @@ def _of_kind(kind: str, in_json: Automaton, values: Values) -> Expression:
         strings, (begin, end) = _strings(in_json), [automaton.literal(special.encode(each)) for each in values.quotes]
         if values.follows:
             ends = automaton.choice(*(automaton.literal(values.quotes[1] + each) for each in values.follows))
-            anything = Repeat(special.OTHERS, 0, None)
             return automaton.sequence(
-                begin, automaton.difference(strings, automaton.sequence(anything, ends, anything)), end
+                begin, automaton.difference(strings, automaton.sequence(ANYTHING, ends, ANYTHING)), end
             )
         return automaton.choice(strings, automaton.sequence(begin, strings, end)) if any(values.quotes) else strings
     if kind in ("boolean", "null"):
         words = zip(WORDS, values.words, strict=True)
         own = [word for name, word in words if name[0].encode() in KINDS[kind] and in_json.accepts(name.encode())]
         return automaton.choice(NOTHING, *map(automaton.literal, own))
+    if all(in_json.run(bytes([byte])) == DEAD for byte in KINDS[kind]):
+        return NOTHING
     if kind in values.in_quotes:
         return _in_quotes(in_json, KINDS[kind], values)
     if kind in values.in_python:

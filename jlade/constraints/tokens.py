@@ -12,11 +12,11 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from jlade.constraints import moves as moves_lib
-from jlade.constraints import special
 from jlade.constraints.automaton import Automaton, distances
 from jlade.constraints.blocks import END, NEVER, Blocks
 from jlade.constraints.moves import DEAD
 
+NO_CHARACTER = [0xC0, 0xC1, *range(0xF5, 0x100)]  # bytes that UTF-8 never has, `special.BYTE` among them
 LIKELY = 32  # bytes of a likely text, which its first token seldom exceeds
 
 
@@ -68,12 +68,13 @@ class Trie:
     def may_count(self, automaton: Automaton, eos_ids: Sequence[int]) -> bool:
         """Whether a text can be completed by tokens at every count: each byte of its texts is a token and no end.
 
-        Special tokens are whole. Tokens must not be longer than moves can count.
+        Special tokens are whole, and bytes of no character may be read only where others may be, too. Tokens must not be
+        longer than moves can count.
         """
         if not self.levels or self.lengths.max() > moves_lib.LONGEST:
             return False
         first = self.levels[0]
-        alone = np.append(first.byte[first.node[~np.isin(first.tokens, eos_ids)]], special.BYTE)
+        alone = np.append(first.byte[first.node[~np.isin(first.tokens, eos_ids)]], NO_CHARACTER)
         read = np.flatnonzero((automaton.moves != DEAD).any(axis=0))
         return bool(np.isin(read, automaton.class_of_byte[alone]).all())
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jlade.constraints import plain
+from jlade.constraints import automaton, plain
 from jlade.constraints.automaton import MAX_STATES
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.json_document import APPLIED, Schema
@@ -26,6 +26,7 @@ NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as those of MCP
 OF_FIELDS = {"type", "properties", "required", "additionalProperties"}  # keywords that fields hold
 SIMPLE = ("string", "integer", "number", "boolean", "null")  # types of values without parts
 DEFINITIONS = ("$defs", "definitions")
+ANNOTATIONS = {"title", "description", "default", "examples"}  # by which alone most schemas of arguments differ
 log = logging.getLogger(__name__)
 
 
@@ -35,6 +36,7 @@ class Tool(NamedTuple):
     name: str
     parameters: Body
     is_strict: bool
+    path: str  # of the schema in its body
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Tools:
           other: of an answer without calls, which are the whole of one with them; None for any text around calls.
 
         Raises:
-          ValueError: the schema of a strict tool is wrong or not supported; names the tool.
+          RequestError: the schema of a strict tool is wrong or not supported; names its field and the tool.
         """
         grammar = Grammar.tags(
             Tags(
@@ -102,7 +104,7 @@ class Tools:
           reason: why the grammar is too large.
 
         Raises:
-          ValueError: there are none; names the largest tool.
+          RequestError: there are none; names the field of the largest tool's schema, and the tool.
         """
         sizes = {tool.name: _num_states(tool, form.fields) for tool in self.tools}
         by_size = sorted(self.tools, key=lambda tool: -sizes[tool.name])
@@ -115,7 +117,7 @@ class Tools:
                 loose[tool.name] = looser
                 number -= sizes[tool.name]
         if not loose:
-            raise ValueError(f"{by_size[0].name}: {reason}")
+            raise _refused(by_size[0], reason)
         return dataclasses.replace(self, tools=[loose.get(tool.name, tool) for tool in self.tools])
 
 
@@ -140,9 +142,8 @@ def _num_states(tool: Tool, form: Fields | None) -> int:
     """Returns the number of states of a tool's arguments."""
     if form is None:
         return len(Grammar.json_schema(json.dumps(_content(tool, form))).automaton.is_final)
-    return sum(
-        len(plain.parse(field.schema, field.end, field.values).is_final) for field in fields_of(tool, form).values()
-    )
+    values = (plain.parse(field.schema, field.end, field.values) for field in fields_of(tool, form).values())
+    return sum(len(automaton.build(value, counts=True).is_final) for value in values)
 
 
 def _tags(tool: Tool, form: Form) -> list[tuple[str, Schema | Sequence[Field], str]]:
@@ -179,7 +180,10 @@ def fields_of(tool: Tool, form: Fields) -> dict[str, Field]:
         begin = form.begin + kinds.text("the name of an argument", name) + form.middle
         looser: list[Schema] = [True]
         if isinstance(schema, dict):
-            schema, looser = definitions | schema, [{"type": schema.get("type", [])}, True]
+            schema = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+            looser = [{"type": schema.get("type", [])}, True]
+            if "$ref" in json.dumps(schema):
+                schema = definitions | schema
         supported = _supported(tool, form, f"{name}: ", schema, *looser)
         of_names[name] = Field(begin, supported, form.end, name in required, form.values)
     return of_names
@@ -202,8 +206,9 @@ def _supported(tool: Tool, form: Fields | None, path: str, schema: Schema, *loos
 def _refusal(schema: str, form: Fields | None) -> str | None:
     """Returns why a schema has no grammar, None if it has one: in JSON, or as a field."""
     try:
-        Grammar.json_schema(schema)
-        if form is not None:
+        if form is None:
+            Grammar.json_schema(schema)
+        else:
             plain.parse(json.loads(schema), form.end, form.values)
     except (ValueError, RecursionError) as error:
         return str(error)
@@ -211,13 +216,22 @@ def _refusal(schema: str, form: Fields | None) -> str | None:
 
 
 def _lose(tool: Tool, reason: str) -> None:
-    """Raises a ValueError if a tool is strict; else the log says that its schema is not held."""
+    """Raises a RequestError if a tool is strict; else the log says that its schema is not held."""
     if tool.is_strict:
-        raise ValueError(f"{tool.name}: {reason}")
+        raise _refused(tool, reason)
     kinds.warn_once(LOOSE, f"the schema of the tool {tool.name}", reason)
 
 
-def read(values: Body, within: str = ".function", paths: Sequence[str] | None = None) -> Tools | None:
+def _refused(tool: Tool, reason: str) -> RequestError:
+    return RequestError(f"{tool.path} has no grammar: {tool.name}: {reason}", tool.path)
+
+
+def read(
+    values: Body,
+    within: str = ".function",
+    paths: Sequence[str] | None = None,
+    schemas: Sequence[str] | None = None,
+) -> Tools | None:
     """Returns the tools of a chat; None if there are none, or `tool_choice` forbids them.
 
     A named function is called once, and an answer that has to call does so once unless `parallel_tool_calls` is true.
@@ -226,12 +240,14 @@ def read(values: Body, within: str = ".function", paths: Sequence[str] | None = 
       values: of the fields of a body.
       within: the path of the fields of a function in a tool, as its client wrote it.
       paths: of the tools; None for their places in `tools`.
+      schemas: the paths of their schemas; None for those of `parameters`.
     """
     written, choice = values.get("tools", []), values.get("tool_choice", AUTO)
     if not isinstance(written, list):
         raise refused("tools", written, "a list of functions")
     paths = paths or [f"tools[{i}]" for i in range(len(written))]
-    tools = [_tool(path, tool, within) for path, tool in zip(paths, written, strict=True)]
+    schemas = schemas or [f"{path}{within}.parameters" for path in paths]
+    tools = [_tool(path, tool, within, schema) for path, tool, schema in zip(paths, written, schemas, strict=True)]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise refused("tools", names, "functions of different names")
@@ -268,14 +284,14 @@ def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
     return chosen
 
 
-def _tool(path: str, tool: Any, within: str) -> Tool:
+def _tool(path: str, tool: Any, within: str, path_of_schema: str) -> Tool:
     match tool:
         case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
             parameters = function.get("parameters") or {"properties": {}}
             if not is_of_object(parameters):
-                raise refused(f"{path}{within}.parameters", parameters, "the JSON schema of an object")
+                raise refused(path_of_schema, parameters, "the JSON schema of an object")
             strict = kinds.values(function, {"strict": kinds.boolean}, f"{path}{within}.")
-            return Tool(name, parameters, strict.get("strict", False))
+            return Tool(name, parameters, strict.get("strict", False), path_of_schema)
     raise refused(path, tool, 'a function {"type": "function", "function": {"name": ..., "parameters": ...}}')
 
 

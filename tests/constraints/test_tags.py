@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+import random
 
 import jsonschema
 import numpy as np
 import pytest
 
-from jlade.constraints import plain, special
+from jlade.constraints import automaton, plain, special
 from jlade.constraints.grammar import Grammar
 from jlade.constraints.tags import Field, Tags
+from jlade.constraints.tokens import Trie
 from jlade.generation import constraining
 from jlade.generation.text import Detokenizer, decode, token_bytes
 from tests.server.json_chat import EOS, TOKENIZER
@@ -122,6 +124,29 @@ def test_values_in_plain_text(schema):
             assert isinstance(read, str) or not plain.are_strings(in_json)
     assert not found.accepts(("a" + END + "b" + END).encode())
     assert not found.accepts(("\n</p>" + END).encode()), "a value has not the tag of its end"
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"maxLength": 9}, {"minLength": 2, "maxLength": 12}, {"minLength": 9}, {"maxLength": 3}]
+)
+def test_characters_before_an_end_are_counted(lengths):
+    texts = plain.parse({"type": "string"} | lengths, "\n</p>\n")
+    automata, rng = [automaton.build(texts, counts) for counts in (True, False)], random.Random(0)
+    for _ in range(2000):
+        text = "".join(rng.choices(["a", "é", "😀", "\n", "<", "</", "</p", "p>", "</p>"], k=rng.randrange(10)))
+        value = text.removesuffix("\n")
+        is_right = lengths.get("minLength", 0) <= len(value) <= lengths.get("maxLength", 99) and "</p>" not in value
+        for each in automata:
+            assert each.accepts(f"{text}</p>\n".encode()) is is_right, text
+
+
+def test_counts_of_fields_take_no_states():
+    fields = [Field(f"<{name}>\n", {"type": "string", "maxLength": 1000}, "\n</p>\n", False) for name in "abc"]
+    grammar = Grammar.tags(Tags([("<f>", fields, "</f>")], triggers=["<f>"]))
+    assert len(grammar.automaton.is_final) < 200
+    tokens = [bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
+    assert Trie(tokens).may_count(grammar.automaton, []), "no character has other bytes"
+    assert not Trie(tokens[:-4]).may_count(grammar.automaton, [])
 
 
 def test_fields():

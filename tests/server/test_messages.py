@@ -225,6 +225,13 @@ def test_wrong_bodies_are_refused(fields, message):
     assert error.value.status == 400
 
 
+def test_a_schema_that_is_not_held_has_the_path_of_its_tool():
+    strict = {"name": "a", "input_schema": {"properties": {"b": {"minContains": 2}}}, "strict": True}
+    asked = reading.read(json_chat.READER, AB | {"tools": [{"type": "bash_20250124"}, SHOP, strict]})
+    with pytest.raises(RequestError, match=r"tools\[2\]\.input_schema has no grammar: a: #/properties/b/minContains"):
+        asked.grammar.make()
+
+
 def test_errors_have_anthropics_form(engine):
     with running(engine, keys=["right"]) as served:
         for headers, body, status, kind in (

@@ -191,7 +191,11 @@ OF_TOOLS = [
         "structural_tag",
         "structural_tag and tools ask for two grammars",
     ),
-    ({"tools": [tool("show", {"not": {"contains": 1}}, strict=True)]}, "tools", "show: #"),
+    (
+        {"tools": [tool("f"), tool("show", {"not": {"contains": 1}}, strict=True)]},
+        "tools[1].function.parameters",
+        "show: #",
+    ),
     ({"tools": [tool("f")], "ignore_eos": True}, "ignore_eos", "ignore_eos must be left out beside tools"),
     ({"tools": {}}, "tools", "tools must be a list"),
     ({"tools": [{"type": "function"}]}, "tools[0]", "tools[0] must be a function"),

@@ -283,8 +283,9 @@ def test_the_input_of_a_custom_tool_is_a_text_of_its_grammar():
     ):
         custom["format"]["definition"] = wrong
         asked = response(body, json_chat.READER).grammar
-        with pytest.raises(RequestError, match=f"patch: .*lark.*{message}"), asked.errors():
+        with pytest.raises(RequestError, match=f"patch: .*lark.*{message}") as error, asked.errors():
             asked.make()
+        assert error.value.body["error"]["param"] == "tools[0].format.definition"
 
 
 def test_a_second_turn_of_the_ai_sdk(served):

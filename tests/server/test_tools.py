@@ -266,7 +266,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("text", ANSWERS)
 def test_calls_are_read_in_any_pieces(text):
-    of_body = Tools([], [Tool("f", {}, False), Tool("g", {}, False)], False, True)
+    of_body = Tools([], [Tool(name, {}, False, "tools") for name in "fg"], False, True)
     for seed in range(50):
         assert read(of_body, HERMES, text, seed) == ANSWERS[text]
 
@@ -422,7 +422,7 @@ def test_the_largest_tool_may_have_any_arguments_where_all_are_too_large(name, c
     assert not accepts(found, rendered(name, [("small", {"a": "x"})]))
     assert "the tool large, which is not strict" in caplog.text
     assert "the tool small" not in caplog.text
-    with pytest.raises(RequestError, match=r"tools has no grammar: large: .* at most max_grammar=250000 entries"):
+    with pytest.raises(RequestError, match=r"tools\[0\].* has no grammar: large: .* at most max_grammar=250000 entries"):
         grammar(True)
 
 
@@ -615,7 +615,7 @@ def test_a_tool_that_is_not_strict_may_have_other_values(form, parameters, messa
         body = {"tools": [tool("shop", parameters, strict=is_strict)], "tool_choice": "required"}
         return tools.read(body).grammar(form)
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(RequestError, match=message):
         grammar(True)
     assert accepts(grammar(False), text)
     assert "the tool shop, which is not strict, is not held in full" in caplog.text

@@ -149,18 +149,20 @@ def _tools(values: Body) -> Tools | None:
     written, choice = values.get("tools", []), values.get("tool_choice", {"type": "auto"})
     if not isinstance(written, list):
         raise refused("tools", written, "a list of tools")
-    tools = [of_chat for i, tool in enumerate(written) if (of_chat := _tool(f"tools[{i}]", tool)) is not None]
+    read = {f"tools[{i}]": _tool(f"tools[{i}]", tool) for i, tool in enumerate(written)}
+    tools = {path: of_chat for path, of_chat in read.items() if of_chat is not None}
     one_only = kinds.any_object("tool_choice", choice).get("disable_parallel_tool_use")
     parallel = {} if one_only is None else {"parallel_tool_calls": not kinds.boolean(ONE_ONLY, one_only)}
     match choice:
         case {"type": "auto" | "any" | "none" as kind}:
             as_chat: Any = CHOICES[kind]
-        case {"type": "tool", "name": name} if name in [tool["function"]["name"] for tool in tools]:
+        case {"type": "tool", "name": name} if name in [tool["function"]["name"] for tool in tools.values()]:
             as_chat = {"type": "function", "function": {"name": name}}
         case _:
             accepted = 'an object with the type auto, any, none, or tool and the name of one in "tools"'
             raise refused("tool_choice", choice, accepted)
-    return tools_lib.read({"tools": tools, "tool_choice": as_chat} | parallel, within="")
+    of_chat = {"tools": [*tools.values()], "tool_choice": as_chat} | parallel
+    return tools_lib.read(of_chat, within="", paths=[*tools], schemas=[f"{path}.input_schema" for path in tools])
 
 
 def _tool(path: str, tool: Any) -> Body | None:

@@ -44,7 +44,7 @@ def read(reader: BodyReader, store: Store, body: Body) -> ItemsCompletion:
         messages.insert(0, {"role": "system", "content": values["instructions"]})
     tools, choice = tools_of_items.read(values.get("tools", [])), values.get("tool_choice", tools_lib.AUTO)
     of_tools = {"tools": tools.functions, "tool_choice": tools_of_items.choice(choice, tools.origins)}
-    chosen = tools_lib.read(values | of_tools, within="", paths=tools.paths)
+    chosen = tools_lib.read(values | of_tools, within="", paths=tools.paths, schemas=tools.schemas)
     limit, top = values.get("max_output_tokens"), values.get("top_logprobs", 0)
     has_logprobs = top > 0 or LOGPROBS in values.get("include", [])
     of_chat = {name: value for name, value in values.items() if name not in NOT_OF_CHATS}

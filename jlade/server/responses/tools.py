@@ -52,17 +52,19 @@ class ToolSet(NamedTuple):
     Attributes:
       functions: in the form of a chat.
       paths: of the tools that they are made of, for errors.
+      schemas: the paths of their schemas, and of custom tools' grammars.
       origins: by the names of the functions.
     """
 
     functions: list[Body]
     paths: list[str]
+    schemas: list[str]
     origins: dict[str, Origin]
 
 
 def read(tools: Any) -> ToolSet:
     """Reads the field `tools`. Hosted tools are left out, which the log says."""
-    found = ToolSet([], [], {})
+    found = ToolSet([], [], [], {})
     for path, tool, namespace in _flat("tools", tools):
         match tool:
             case {"type": "function" | "custom" as kind, "name": str(name)} if tools_lib.NAME.fullmatch(name):
@@ -79,6 +81,7 @@ def read(tools: Any) -> ToolSet:
         function["name"] = function_name(name, namespace)
         found.functions.append({"type": "function", "function": function})
         found.paths.append(path)
+        found.schemas.append(f"{path}.format.definition" if kind == "custom" else f"{path}.parameters")
         found.origins[function["name"]] = Origin(kind, name, namespace)
     return found
 
