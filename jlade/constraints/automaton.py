@@ -578,7 +578,8 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
             return _Subset(frozenset(), None)
 
     first = subset(frozenset([graph.begin]))
-    places, subsets, rows = {first: 0}, [first], list[np.ndarray]()
+    places, subsets = {first: 0}, [first]
+    classes_read, moves, number_read = list[int](), list[int](), list[int]()  # of all states, one after the other
 
     @functools.cache
     def place_after(states: frozenset[int]) -> int:
@@ -590,14 +591,15 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
                 raise TooLargeError
         return places[after]
 
-    while len(rows) < len(subsets):
-        row = np.full(class_of_byte.max() + 1, DEAD, np.int32)
-        rows.append(row)
-        reading = [member for member in subsets[len(rows) - 1].members if reads[member[0]]]
+    for state_set in subsets:  # which grows
+        number_read.append(-len(moves))
+        reading = [member for member in state_set.members if reads[member[0]]]
         if len(reading) == 1 and _are_apart(accepted for accepted, _, _ in graph.reads[reading[0][0]]):
             state, begins, leaves = reading[0]
             for classes, target, begun in reads[state]:
-                row[classes] = moves_lib.move(place_after(frozenset([target])), begins + begun, leaves)
+                classes_read += classes
+                moves += [moves_lib.move(place_after(frozenset([target])), begins + begun, leaves)] * len(classes)
+            number_read[-1] += len(moves)
             continue
         targets: dict[int, set[int]] = {}
         passed: dict[int, tuple[int, bool]] = {}
@@ -609,12 +611,16 @@ def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
                     if passed.setdefault(byte_class, passes) != passes:
                         ambiguous |= {graph.loop[other] for other in targets[byte_class]}
         for byte_class, states in targets.items():
-            row[byte_class] = moves_lib.move(place_after(frozenset(states)), *passed[byte_class])
+            classes_read.append(byte_class)
+            moves.append(moves_lib.move(place_after(frozenset(states)), *passed[byte_class]))
+        number_read[-1] += len(moves)
+    table = np.full((len(subsets), class_of_byte.max() + 1), DEAD, np.int32)
+    table[np.repeat(np.arange(len(subsets)), number_read), classes_read] = moves
     is_final = np.array([any(state == graph.end for state, _, _ in state_set.members) for state_set in subsets])
     bounds = None
     if graph.loops:
         bounds = np.array([state_set.bounds or (0, moves_lib.UNBOUNDED) for state_set in subsets], np.int32)
-    return _trimmed(Automaton(np.stack(rows), class_of_byte, is_final, bounds)), ambiguous - {NO_LOOP}
+    return _trimmed(Automaton(table, class_of_byte, is_final, bounds)), ambiguous - {NO_LOOP}
 
 
 def minimal(automaton: Automaton) -> Automaton:

@@ -82,8 +82,8 @@ def _parse(schema: str, end: str, values: str) -> Expression:
     texts, spelled = json_schema.parse(schema), Values(*json.loads(values))
     if _is_counted(keywords := json.loads(schema), spelled):
         others = {key: value for key, value in keywords.items() if key not in LENGTHS}
-        before, maximum = len(spelled.before[0]), keywords.get("maxLength")
-        bounds = before + int(keywords.get("minLength", 0)), None if maximum is None else before + int(maximum)
+        length, maximum = len(spelled.before[0]), keywords.get("maxLength")  # of the text before, which counts too
+        bounds = length + int(keywords.get("minLength", 0)), None if maximum is None else length + int(maximum)
         return automaton.counted(_parse(json.dumps(others), end, values), _meter(End.of(end)), *bounds)
     in_json = automaton.build(texts)
     of_before: dict[str, Expression] = dict.fromkeys(spelled.before, NOTHING)
@@ -127,7 +127,7 @@ def _meter(end: End) -> Automaton:
     """
     blanks, tag, rest = map(special.encode, end)
     ends = blanks + tag, tag
-    begun = sorted({each[:length] for each in ends for length in range(len(each))}, key=len)  # the states before `rest`
+    begun = sorted({each[:length] for each in ends for length in range(len(each))})  # the states before `rest`
     by_byte = np.full((len(begun) + len(rest) + 1, 256), DEAD)
     for state, held in enumerate(begun):
         for byte in range(256):
@@ -138,14 +138,9 @@ def _meter(end: End) -> Automaton:
             by_byte[state, byte] = moves_lib.move(len(begun) if after in ends else begun.index(after), number)
     for place, byte in enumerate(rest):
         by_byte[len(begun) + place, byte] = len(begun) + place + 1
-    moves, class_of_byte = np.unique(by_byte, axis=1, return_inverse=True)
-    is_final = np.arange(len(by_byte)) == len(by_byte) - 1
-    return Automaton(
-        moves.astype(np.int32),
-        class_of_byte.reshape(256).astype(np.int32),
-        is_final,
-        moves_lib.without_bounds(len(moves)),
-    )
+    moves, class_of_byte = np.unique(by_byte.astype(np.int32), axis=1, return_inverse=True)
+    is_final, bounds = np.arange(len(moves)) == len(moves) - 1, moves_lib.without_bounds(len(moves))
+    return Automaton(moves, class_of_byte.reshape(256).astype(np.int32), is_final, bounds)
 
 
 @functools.cache

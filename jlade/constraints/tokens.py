@@ -68,8 +68,8 @@ class Trie:
     def may_count(self, automaton: Automaton, eos_ids: Sequence[int]) -> bool:
         """Whether a text can be completed by tokens at every count: each byte of its texts is a token and no end.
 
-        Special tokens are whole, and bytes of no character may be read only where others may be, too. Tokens must not be
-        longer than moves can count.
+        Special tokens are whole, and bytes of no character are read only where others may be read, too. Tokens must not
+        be longer than moves can count.
         """
         if not self.levels or self.lengths.max() > moves_lib.LONGEST:
             return False

@@ -422,7 +422,7 @@ def test_the_largest_tool_may_have_any_arguments_where_all_are_too_large(name, c
     assert not accepts(found, rendered(name, [("small", {"a": "x"})]))
     assert "the tool large, which is not strict" in caplog.text
     assert "the tool small" not in caplog.text
-    with pytest.raises(RequestError, match=r"tools\[0\].* has no grammar: large: .* at most max_grammar=250000 entries"):
+    with pytest.raises(RequestError, match=r"tools\[0\].* has no grammar: large: .* at most max_grammar=250000"):
         grammar(True)
 
 
