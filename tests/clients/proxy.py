@@ -39,9 +39,9 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.begin(())
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def begin(self, tools: Sequence[str]) -> None:
-        """Forgets the exchanges, and has `tools` called in the next turn."""
-        self.tools = tools
+    def begin(self, tools: Sequence[str], ends_with_call: bool = False) -> None:
+        """Forgets the exchanges, and has `tools` called in the next turn, which may end with the last one's call."""
+        self.tools, self.ends_with_call = tools, ends_with_call
         self.waiting = list(tools)
         self.exchanges: list[Exchange] = []
 
@@ -60,8 +60,9 @@ class Proxy(http.server.ThreadingHTTPServer):
             answered = [exchange for exchange in self.exchanges if calls & set(_results(exchange.request))]
             missing = f"failed: {[exchange.status for exchange in forced] or 'no request offers it'}"
             features[f"call of {tool}"] = "ok" if calls else missing
-            features[f"result of {tool}"] = "ok" if answered else "failed: no request has it"
-        if self.tools:
+            if tool != self.tools[-1] or not self.ends_with_call:
+                features[f"result of {tool}"] = "ok" if answered else "failed: no request has it"
+        if self.tools and not self.ends_with_call:
             ended = any(_ends(_read(exchange.answer)) for exchange in answered if exchange.status == 200)
             features["answer after it"] = "ok" if ended else f"failed: {[exchange.status for exchange in answered]}"
         return features

@@ -50,6 +50,7 @@ CODEX = (
 )
 CODEX += ("-c", "model_provider=jlade", "-c", f"model_providers.jlade={PROVIDER}")
 CODEX += ("-c", 'model_instructions_file="instructions.md"')  # its own and its tools are more than 8192 tokens
+IN_SCHEMA = ("--output-schema", "schema.json")  # which bounds the answers of a model that does not end them
 OPENCODE = {
     "autoupdate": False,
     "permission": {"*": "deny", "todowrite": "allow", "glob": "allow"},
@@ -82,6 +83,7 @@ class Turn(NamedTuple):
     arguments: tuple[str, ...]
     tools: tuple[str, ...] = ()  # what the model has to call, in this order, before it answers
     shows: str = "."  # a pattern in what the program prints
+    ends_with_call: bool = False  # of which the program sends no result
 
 
 class Client(NamedTuple):
@@ -111,13 +113,13 @@ CLIENTS = {
         ("npm:@openai/codex@0.171.0",),
         "codex",
         (
-            Turn("first turn", ("exec", *CODEX, SAY), ("update_plan", "get_goal")),
-            Turn("second turn", ("exec", "resume", "--last", *CODEX, AGAIN), ("get_goal",)),
+            Turn("first turn", ("exec", *CODEX, *IN_SCHEMA, SAY), ("update_plan", "get_goal")),
+            Turn("second turn", ("exec", "resume", "--last", *CODEX, *IN_SCHEMA, AGAIN), ("get_goal",)),
             Turn(
                 "final structure",
-                ("exec", "resume", "--last", *CODEX, "--output-schema", "schema.json", REPORT),
+                ("exec", "resume", "--last", *CODEX, *IN_SCHEMA, REPORT),
                 ("get_goal",),
-                shows='{"city":',
+                shows=r'\{\s*"city":',
             ),
         ),
     ),
@@ -140,7 +142,8 @@ CLIENTS = {
                 "final structure",
                 (*CLAUDE, "--continue", "-p", REPORT, "--output-format", "json", "--json-schema", json.dumps(SCHEMA)),
                 ("StructuredOutput",),  # its own, whose arguments are the answer
-                shows=r'\{"city":',
+                shows=r'\{\s*"city":',
+                ends_with_call=True,
             ),
         ),
     ),
@@ -225,7 +228,7 @@ def _try(client: Client, folder: pathlib.Path, proxy: Proxy, timeout: float) -> 
                 features["run"] = _result(run)
         environment["ANTHROPIC_BASE_URL"] = PROXY
         for turn in client.turns:
-            proxy.begin(turn.tools)
+            proxy.begin(turn.tools, turn.ends_with_call)
             run = _run([*command, *turn.arguments], work, environment, timeout)
             features[turn.name] = _result(run, turn.shows)
             features |= {f"{turn.name}: {feature}": result for feature, result in proxy.features().items()}

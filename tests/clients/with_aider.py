@@ -6,7 +6,7 @@ from aider.io import InputOutput
 from aider.models import Model
 
 model = Model(f"openai/{MODEL}")
-model.extra_params = {"max_tokens": 64}
+model.extra_params = {"max_tokens": 256}
 for stream in (False, True):
     io = InputOutput(pretty=False, yes=True)
     coder = Coder.create(model, "ask", io, fnames=["hello.py"], use_git=False, stream=stream, map_tokens=0)
