@@ -56,14 +56,13 @@ class CallStyle(NamedTuple):
             return message
         calls = message["tool_calls"]
         if self.arguments_as_text:
-            functions = [call["function"] for call in calls]
-            texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
-            calls = [
-                {**call, "function": {**function, "arguments": written}}
-                for call, function, written in zip(calls, functions, texts, strict=True)
-            ]
+            calls = [{**call, "function": _with_text(call["function"])} for call in calls]
         content = None if self.empty_as_none and not message["content"] else message["content"]
         return {**message, "content": content, "tool_calls": calls}
+
+
+def _with_text(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
 
 
 STYLES = [CallStyle(*style) for style in itertools.product((False, True), repeat=2)]
