@@ -19,9 +19,9 @@ from jlade.constraints import automaton, json_schema, plain, special
 from jlade.constraints.automaton import Automaton, Expression, Network, Repeat
 from jlade.constraints.json_document import Schema
 from jlade.constraints.moves import DEAD
+from jlade.constraints.plain import ANYTHING
 
 MAX_BREAKS = 2  # lines between thoughts and an answer
-ANYTHING = Repeat(special.OTHERS, 0, None)
 OF_IDS = string.ascii_letters + string.digits + "_-"
 ANY_ID = Repeat(automaton.choice(*map(automaton.literal, OF_IDS)), 1, None)
 BLANKS = Repeat(automaton.choice(*map(automaton.literal, " \t\r\n")), 0, None)
