@@ -169,7 +169,7 @@ class Sources:
             first += 0 if pair in self.table else (self.num_grades + 1) * (self.num_grades + 2)
             missing, one_row = self.num_grades, self.num_grades + 1
             grades = {
-                token: (self._grade(level), one_row if of_pair == of_token else numbers.get(token, missing))
+                token: (self._grade(level), one_row if of_token in ([], of_pair) else numbers.get(token, missing))
                 for token, level in of_pair
             }
             grades |= {token: (missing, grade) for token, grade in numbers.items() if token not in grades}

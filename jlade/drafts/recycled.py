@@ -42,7 +42,7 @@ ODDS_AFTER_TOKENS = (1.9, 1.9, 1.5, 1.3, 0.8, 0.2, -0.5, -1.0, -1.0, 0.2)
 RATES_AFTER_PAIRS = 1 / (1 + np.exp(-np.add.outer(ODDS_AFTER_PAIRS, ODDS_AFTER_TOKENS))).reshape(-1)
 PRIOR_SHARE = 0.92  # assumed, of these rates where the pair is known from a prior
 RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # by rank, the first if another was drawn
-MISSING, ONE_ROW = GRADES, GRADES + 1  # in the place of a grade: not among these tokens; the same row is all there is
+MISSING, ONE_ROW = GRADES, GRADES + 1  # in the place of a grade: not among these tokens; there is no other row
 # The first kinds after a token, of the runners-up, after a pair, and after a pair of a prior.
 AFTER_TOKEN, RUNNERS_UP, AFTER_PAIR = 0, GRADES, GRADES + RANKS
 AFTER_PRIOR_PAIR = AFTER_PAIR + (GRADES + 1) * (ONE_ROW + 1)
@@ -189,7 +189,7 @@ def find(table: RecycledLogits, prior: PriorTable | None, pairs: jax.Array) -> t
 
     of_pair = jnp.where(is_pair[:, None], of_pair, NONE)
     same, grade = graded.same(of_pair, of_token), graded.grades(of_token)
-    is_one_row = jnp.all(of_pair == of_token, axis=1)[:, None]
+    is_one_row = (jnp.all(of_pair == of_token, axis=1) | (of_token[:, 0] == NONE))[:, None]
     grade_after_token = jnp.min(jnp.where(same, grade[:, None, :], MISSING), axis=2)
     kinds = first[:, None] + _kind(graded.grades(of_pair), jnp.where(is_one_row, ONE_ROW, grade_after_token))
     kinds_after_token = jnp.where(is_pair[:, None], first[:, None] + _kind(MISSING, grade), AFTER_TOKEN + grade)

@@ -187,6 +187,7 @@ def test_a_prior_has_what_the_table_does_not_know():
         (1, 4): [(21, after_prior_pair + MISSING), (10, after_prior_pair + 10 * MISSING)],
         (9, 4): [(10, 0)],
         (9, 8): [(22, 0)],
+        (7, 8): [(22, after_prior_pair + ONE_ROW)],
         (9, 9): [],
     }
     arrays = jax.tree.map(jnp.asarray, known), np.array(list(expected), np.int32)
