@@ -225,7 +225,6 @@ def _merge(earlier: RecycledLogits, later: RecycledLogits) -> RecycledLogits:
     has_token, has_pair = later.after_token[:, :1] != NONE, later.pairs[:, :1] != NONE
     return RecycledLogits(
         after_token=jnp.where(has_token, later.after_token, earlier.after_token),
-        latest_after_token=jnp.where(has_token, later.latest_after_token, earlier.latest_after_token),
         pairs=jnp.where(has_pair, later.pairs, earlier.pairs),
         after_pair=jnp.where(has_pair, later.after_pair, earlier.after_pair),
         last=earlier.last,

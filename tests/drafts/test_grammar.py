@@ -105,8 +105,12 @@ def test_pairs_that_are_known_come_before_tokens():
     table = table_of(jlade.Grammar.regex("a[bc]"))
     constraint = constraint_of(table)
     x, a, b, c = (TOKENIZER.encode(each).ids[0] for each in "xabc")
-    best = jnp.full((2, recycled.RANKS), NONE).at[:, 0].set(graded.of(jnp.array([c, b]), 0.9))
-    known = recycled.update(recycled.empty(VOCAB_SIZE), jnp.array([[x, a], [b, a]]), best, jnp.array([0, 1]))
+    known = recycled.update(
+        recycled.empty(VOCAB_SIZE),
+        jnp.array([[x, a], [b, a]]),
+        jnp.tile(graded.of(jnp.array([[c], [b]]), jnp.array([[0.9], [0.9]])), (1, recycled.RANKS)),
+        jnp.array([0, 1]),
+    )
     state = constraint.advance(constraint.first, a)
     shown = text_of([x, a], guide(constraint, state), known)
     proposals = Grammar(2).propose(None, shown, jnp.zeros(4))
