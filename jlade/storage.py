@@ -235,7 +235,7 @@ def save_prior(prior: Prior, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"prior must be a Prior, got {type(prior).__name__}")
     arrays = {name: np.ascontiguousarray(getattr(prior.table, name)) for name in PRIOR}
     with written_whole(path, replace=True) as file:
-        file.write_bytes(serialized(arrays, metadata={VOCABULARY: prior.vocabulary, GRADES: f"{graded.LIMITS}"}))
+        file.write_bytes(serialized(arrays, metadata={VOCABULARY: prior.vocabulary, GRADES: graded.SCALE}))
 
 
 def load_prior(path: str | os.PathLike[str]) -> Prior:
@@ -247,8 +247,8 @@ def load_prior(path: str | os.PathLike[str]) -> Prior:
     try:
         with safe_open(path, framework="numpy") as file:
             vocabulary, grades = ((file.metadata() or {})[name] for name in (VOCABULARY, GRADES))
-            if grades != f"{graded.LIMITS}":
-                raise ValueError(f"it has grades by {grades}, and this version of jlade by {graded.LIMITS}")
+            if grades != graded.SCALE:
+                raise ValueError(f"it has grades by {grades}, and this version of jlade by {graded.SCALE}")
             table = PriorTable(**{name: file.get_tensor(name) for name in PRIOR})
         prior = Prior(table, vocabulary, os.fspath(path))
         prior.check()

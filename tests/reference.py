@@ -76,10 +76,11 @@ class Sources:
     Args:
       size: tokens of the tree.
       reach: most tokens of a draft, by source.
-      best: maps a text to its most probable next tokens, each with a grade.
+      best: maps a text to its most probable next tokens, each with a level of its probability.
       rates: initial acceptance rates of each kind: a source and a number.
       widths: how many recycled drafts there are at each depth.
-      num_grades: of the tokens that the table has for each token, and for each pair of tokens.
+      num_grades, ranks: of the tokens that the table has for each token, and for each pair of tokens.
+      chances, least_sums: the probability of each level, an integer, and the least sum of two for each but the last.
       matches, longest: how many matches are read on, and the length from which on they count as equal.
       others: most tokens that are read after each match but the best one.
       slots: of the pool that are told apart.
@@ -102,6 +103,9 @@ class Sources:
         rates: Mapping[Kind, float],
         widths: Sequence[int],
         num_grades: int,
+        ranks: int,
+        chances: Sequence[int],
+        least_sums: Sequence[int],
         matches: int,
         longest: int,
         others: int,
@@ -118,10 +122,12 @@ class Sources:
         known: Mapping[tuple[int, ...], list[Graded]] | None = None,
     ):
         self.size, self.reach, self.best, self.widths, self.num_grades = size, reach, best, widths, num_grades
+        self.ranks, self.chances, self.least_sums = ranks, chances, least_sums
         self.matches, self.longest, self.others = matches, longest, others
         self.slots, self.memory = slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
         self.table: dict[tuple[int, ...], list[Graded]] = {}  # by one token, and by two
+        self.latest: dict[int, list[Graded]] = {}  # the last row of each token
         self.last = list[Graded]()  # where the model chose the current token
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in rates.items()}
         self.noise, self.noise_reach = noise, noise_reach
@@ -155,22 +161,30 @@ class Sources:
     def _after(self, text: list[int], path: list[int], place: int) -> list[tuple[int, Kind]]:
         """Returns the recycled tokens after a path and their kinds."""
         pair, last = tuple(path[-2:]) if len(path) > 1 else (END, END), (path[-1],)
-        first = 1 if pair in self.table else 3 if pair in self.known else 0
-        tokens = [
-            self.table.get(last) or self.known.get(last, []),
-            self.table.get(pair, []),
-            [],
-            self.known.get(pair, []),
-        ]
-        after: list[tuple[int, Kind]] = [
-            (token, ("recycled", grade + first * self.num_grades)) for token, grade in tokens[first]
-        ]
+        of_pair = self.table.get(pair) or self.known.get(pair, [])
+        of_token = self.table.get(last) or ([] if pair in self.known else self.known.get(last, []))
+        numbers = {token: self._grade(level) for token, level in of_token}
+        if of_pair:
+            first = self.num_grades + self.ranks
+            first += 0 if pair in self.table else (self.num_grades + 1) * (self.num_grades + 2)
+            missing, one_row = self.num_grades, self.num_grades + 1
+            grades = {
+                token: (self._grade(level), one_row if of_token in ([], of_pair) else numbers.get(token, missing))
+                for token, level in of_pair
+            }
+            grades |= {token: (missing, grade) for token, grade in numbers.items() if token not in grades}
+            numbers = {
+                token: first + by_pair * (self.num_grades + 2) + by_token
+                for token, (by_pair, by_token) in grades.items()
+            }
+        after: list[tuple[int, Kind]] = [(token, ("recycled", number)) for token, number in numbers.items()]
         if place == 0:
-            runners_up = [
-                (token, ("recycled", rank + 2 * self.num_grades)) for rank, (token, _) in enumerate(self.last)
-            ]
+            runners_up = [(token, ("recycled", rank + self.num_grades)) for rank, (token, _) in enumerate(self.last)]
             after += [(token, kind) for token, kind in runners_up if token != text[-1]]
         return after
+
+    def _grade(self, level: int) -> int:
+        return level * self.num_grades // len(self.chances)
 
     def _layers(self, text: list[int]) -> Iterator[tuple[Path, list[Kind]]]:
         """Yields the recycled drafts by their depths, the most promising after those of the depth before."""
@@ -251,13 +265,26 @@ class Sources:
             more = range(len(guesses), len(self.chain))
             self.chain = (guesses + [self.guess(after, len(after) + i) for i in more])[: len(self.chain)]
         if "recycled" in self.reach:
-            read = [*window, *(text + list(path) for path in reversed(tree))]
-            read += [text + accepted[:end] for end in range(len(accepted))]
+            along = [accepted[:end] for end in range(len(accepted))]
+            rejected = [list(path) for path in reversed(tree) if list(path) not in along]
+            read = [*window, *(text + path for path in rejected + along)]
             for context in read:
                 self._keep(context)
 
     def _keep(self, context: list[int]) -> None:
-        self.last = self.table[context[-1],] = self.table[tuple(context[-2:])] = self.best(context)
+        token, new = context[-1], self.best(context)
+        self.table[token,] = self._mean(self.latest.get(token, []), new)
+        self.last = self.latest[token] = self.table[tuple(context[-2:])] = new
+
+    def _mean(self, old: list[Graded], new: list[Graded]) -> list[Graded]:
+        """Returns the tokens of the highest mean probabilities of two rows, of equal ones the new ones first."""
+        if not old:
+            return new
+        totals = dict.fromkeys([token for token, _ in new + old], 0)
+        for token, level in new + old:
+            totals[token] += self.chances[level]
+        best = sorted(totals, key=lambda token: -totals[token])[: len(new)]
+        return [(token, sum(totals[token] < least for least in self.least_sums)) for token in best]
 
 
 def decode(

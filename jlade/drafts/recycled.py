@@ -1,10 +1,12 @@
 """Recycled logits: the most probable tokens after each token, as the model last saw it (arXiv 2408.08696).
 
 Every token of a block yields logits, also those of rejected drafts. The table keeps the best tokens of each row, by the
-token that the row read, and by the last two tokens (arXiv 2604.02047), which say more. Drafts follow the table from the
-current token on, in layers: of all tokens after the drafts of one depth, the most promising ones are the next layer.
+last two tokens (arXiv 2604.02047), and by the last one, where it has the mean of two rows. Drafts follow the table
+from the current token on, in layers: of all tokens after the drafts of one depth, the most promising ones are the next
+layer.
 
-Each token has a grade of the probability that it had there (`jlade.drafts.graded`), by which its odds are recorded.
+Each token has a grade of the probability that it had there (`jlade.drafts.graded`). Its odds are recorded by both
+grades, after the pair and after the second token: a token that both find probable is more so than either says.
 
 A prior, a `PriorTable` of other texts, has the tokens after what the table does not know.
 
@@ -31,27 +33,35 @@ SHARES = (0.36, 0.3, 0.24, 0.18, 0.13, 0.1, 0.07)  # drafts of each depth from t
 MIN_WIDTH = 2  # drafts of a depth
 MAX_LENGTH = 8  # tokens of a draft
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
-# Acceptance rates by grade: after unknown pairs and after known ones. Measured with SmolLM2, but for those of a prior,
-# which are assumed.
-RATES_AFTER_TOKENS = (0.45, 0.47, 0.48, 0.38, 0.25, 0.095, 0.035, 0.015)
-RATES_AFTER_PAIRS = (0.92, 0.85, 0.73, 0.55, 0.34, 0.105, 0.036, 0.008)
-RATES_AFTER_PRIOR_PAIRS = (0.85, 0.78, 0.65, 0.45, 0.28, 0.1, 0.036, 0.012)
+# Acceptance rates, measured with SmolLM2: by the grade after a token where the pair is unknown; and log-odds by the
+# grade after a pair, the last one for tokens that it lacks, to which those by the grade after its second token add,
+# the last two for `MISSING` and `ONE_ROW`.
+RATES_AFTER_TOKENS = (0.65, 0.65, 0.6, 0.5, 0.34, 0.08, 0.03, 0.016)
+ODDS_AFTER_PAIRS = (1.6, 1.0, 0.3, -0.3, -0.8, -2.0, -2.9, -3.9, -3.9)
+ODDS_AFTER_TOKENS = (1.9, 1.9, 1.5, 1.3, 0.8, 0.2, -0.5, -1.0, -1.0, 0.2)
+RATES_AFTER_PAIRS = 1 / (1 + np.exp(-np.add.outer(ODDS_AFTER_PAIRS, ODDS_AFTER_TOKENS))).reshape(-1)
+PRIOR_SHARE = 0.92  # assumed, of these rates where the pair is known from a prior
 RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # by rank, the first if another was drawn
-# The first kinds after a token, after a pair, of the runners-up, and after a pair of a prior.
-AFTER_TOKEN, AFTER_PAIR, RUNNERS_UP, AFTER_PRIOR_PAIR = range(0, 4 * GRADES, GRADES)
+MISSING, ONE_ROW = GRADES, GRADES + 1  # in the place of a grade: not among these tokens; there is no other row
+# The first kinds after a token, of the runners-up, after a pair, and after a pair of a prior.
+AFTER_TOKEN, RUNNERS_UP, AFTER_PAIR = 0, GRADES, GRADES + RANKS
+AFTER_PRIOR_PAIR = AFTER_PAIR + (GRADES + 1) * (ONE_ROW + 1)
 # The kinds of tokens that a grammar makes likely, and of those that it makes certain.
-LIKELY, CERTAIN = AFTER_TOKEN + 2, AFTER_PAIR
+LIKELY, CERTAIN = AFTER_TOKEN + 2, AFTER_PAIR + ONE_ROW
 
 
 @dataclasses.dataclass(frozen=True)
 class Recycled(Source):
     """The most probable tokens after the current one, and after these.
 
-    Kinds are grades after tokens, grades after pairs, ranks of the runners-up, and grades after pairs of a prior.
+    Kinds are grades after tokens, ranks of the runners-up, grades after a pair and after its second token together, and
+    these for pairs of a prior.
     """
 
     about = "most probable tokens when last seen"
-    rates = np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS + RATES_OF_RUNNERS_UP + RATES_AFTER_PRIOR_PAIRS)
+    rates = np.concatenate(
+        [RATES_AFTER_TOKENS, RATES_OF_RUNNERS_UP, RATES_AFTER_PAIRS, PRIOR_SHARE * RATES_AFTER_PAIRS]
+    )
     vocab_size: int
     size: int  # of the tree
     depth: int  # most tokens of a draft
@@ -91,7 +101,8 @@ class RecycledLogits:
     """The most probable next tokens of a sequence, graded, best first, -1 where none are known; a batch has an axis B.
 
     Attributes:
-      after_token: int32[V, 8], after each token.
+      after_token: int32[V, 16], after each token: the mean of its last two rows, then the last one. In one array, as a
+        step that reads one and writes another would have a copy of it in programs for CPUs.
       pairs: int32[P, 2], the pairs of tokens that have one of P places.
       after_pair: int32[P, 8], after each of these pairs.
       last: int32[8], those among which the model chose the current token.
@@ -134,7 +145,7 @@ def empty(vocab_size: int) -> RecycledLogits:
     """Returns an empty table."""
     num_pairs = num_places(vocab_size)
     shapes = {
-        "after_token": (vocab_size, RANKS),
+        "after_token": (vocab_size, 2 * RANKS),
         "pairs": (num_pairs, 2),
         "after_pair": (num_pairs, RANKS),
         "last": (RANKS,),
@@ -157,21 +168,39 @@ def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
 
 
 def find(table: RecycledLogits, prior: PriorTable | None, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the best tokens after pairs [Q, 2] and their kinds, both [Q, k].
+    """Returns the best tokens after pairs [Q, 2] and their kinds, both [Q, 2k], `NONE` where there are fewer.
 
-    They are those after the pair in the table, else in the prior; else those after the second token, in the same order.
+    They are those after the pair, in the table or else in the prior, and those after the second token that are not
+    among these.
     """
     at = place(pairs, len(table.after_token))
     is_pair = jnp.all(table.pairs[at] == pairs, axis=1)
-    after_token = table.after_token[jnp.maximum(pairs[:, 1], 0)]
-    best = jnp.where(is_pair[:, None], table.after_pair[at], after_token)
-    kind = jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)
+    of_pair, of_token = table.after_pair[at], table.after_token[jnp.maximum(pairs[:, 1], 0)][:, :RANKS]
+    first = jnp.full(len(pairs), AFTER_PAIR, jnp.int32)
     if prior is not None:
         of_prior, is_pair_of_prior = find_in_prior(prior, pairs)
-        is_of_prior = ~is_pair & (is_pair_of_prior | (best[:, 0] == NONE))
-        best = jnp.where(is_of_prior[:, None], of_prior, best)
-        kind = jnp.where(is_of_prior & is_pair_of_prior, AFTER_PRIOR_PAIR, kind)
-    return graded.tokens(best), kind[:, None] + graded.grades(best)
+        is_of_prior = ~is_pair & is_pair_of_prior
+        of_pair = jnp.where(is_of_prior[:, None], of_prior, of_pair)
+        of_token = jnp.where((~is_pair_of_prior & (of_token[:, 0] == NONE))[:, None], of_prior, of_token)
+        first = jnp.where(is_of_prior, AFTER_PRIOR_PAIR, first)
+        is_pair |= is_pair_of_prior
+
+    of_pair = jnp.where(is_pair[:, None], of_pair, NONE)
+    same, grade = graded.same(of_pair, of_token), graded.grades(of_token)
+    is_one_row = (jnp.all(of_pair == of_token, axis=1) | (of_token[:, 0] == NONE))[:, None]
+    grade_after_token = jnp.min(jnp.where(same, grade[:, None, :], MISSING), axis=2)
+    kinds = first[:, None] + _kind(graded.grades(of_pair), jnp.where(is_one_row, ONE_ROW, grade_after_token))
+    kinds_after_token = jnp.where(is_pair[:, None], first[:, None] + _kind(MISSING, grade), AFTER_TOKEN + grade)
+    of_token = jnp.where(jnp.any(same, axis=1), NONE, of_token)
+    return (
+        graded.tokens(jnp.concatenate([of_pair, of_token], axis=1)),
+        jnp.concatenate([kinds, kinds_after_token], axis=1),
+    )
+
+
+def _kind(after_pair: Any, after_token: Any) -> Any:
+    """Returns the kinds of tokens by their grades after a pair and after its second token, from 0."""
+    return after_pair * (ONE_ROW + 1) + after_token
 
 
 def draft(
@@ -261,16 +290,22 @@ def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.
       order: [R] int32, different numbers: of several rows for a place the last one by `order` counts. Negative for rows
         to leave out.
     """
-    vocab_size = len(table.after_token)
-    token_places = _targets(pairs[:, 1], order, vocab_size)
+    vocab_size, tokens = len(table.after_token), pairs[:, 1]
+    token_places = _targets(tokens, order, vocab_size)
     pair_places = _targets(place(pairs, vocab_size), jnp.where(pairs[:, 0] == NONE, -1, order), len(table.pairs))
+
+    # The row before the last one of each token: of this block, else of the table.
+    is_earlier = (tokens[:, None] == tokens[None, :]) & (order[None, :] < order[:, None]) & (order >= 0)[None, :]
+    before = jnp.argmax(jnp.where(is_earlier, order[None, :], -1), axis=1)
+    has_earlier = jnp.any(is_earlier, axis=1)[:, None]
+    earlier = jnp.where(has_earlier, best[before], table.after_token[jnp.maximum(tokens, 0)][:, RANKS:])
 
     def put(rows: jax.Array, targets: jax.Array, new: jax.Array) -> jax.Array:
         return rows.at[targets].set(new, mode="drop", unique_indices=True)
 
     latest = jnp.argmax(order)
     return RecycledLogits(
-        after_token=put(table.after_token, token_places, best),
+        after_token=put(table.after_token, token_places, jnp.append(graded.mean(earlier, best), best, axis=1)),
         pairs=put(table.pairs, pair_places, pairs),
         after_pair=put(table.after_pair, pair_places, best),
         last=jnp.where(order[latest] < 0, table.last, best[latest]),

@@ -185,7 +185,7 @@ class _Snapshot(NamedTuple):
     window: np.ndarray  # [N-1, W]
     tree: Tree
     pool: np.ndarray | None  # [R, S, N]
-    table: np.ndarray | None  # [V, k], of recycled logits
+    table: np.ndarray | None  # [V, 2k], of recycled logits
     level: int
     done: bool
 

@@ -199,7 +199,7 @@ def recycled(texts: Texts, corpus: Corpus, batch_size: int, vocab_size: int) -> 
     tokens, after = corpus.followers
     after_token = np.full((vocab_size, RANKS), NONE, np.int32)
     after_token[tokens] = graded.of(after, SHARES)
-    known = dataclasses.replace(recycling.empty(vocab_size), after_token=jnp.asarray(after_token))
+    known = dataclasses.replace(recycling.empty(vocab_size), after_token=jnp.tile(after_token, (1, 2)))
     table = functools.reduce(_merge, rows, known)
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), table)
 

@@ -1,6 +1,7 @@
 """What tests read of a decoder and of a state."""
 
 import functools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,15 +27,17 @@ def logits_of(seed):
 
 
 def graded_after(seed, text):
-    """The most probable tokens after a text, and the grades of their probabilities among themselves."""
+    """The most probable tokens after a text, and the levels of their probabilities among themselves."""
     logits = np.asarray(logits_of(seed)(text))
     best = np.argsort(-logits, kind="stable")[: recycling.RANKS]
     chances = np.exp(logits[best] - logits[best].max())
-    return [(int(token), grade(chance)) for token, chance in zip(best, chances / chances.sum(), strict=True)]
+    return [(int(token), level(chance)) for token, chance in zip(best, chances / chances.sum(), strict=True)]
 
 
-def grade(chance):
-    return sum(chance < limit for limit in graded.LIMITS)
+def level(chance):
+    log_odds = math.log(chance / (1 - chance)) if chance < 1 else math.inf
+    place = (graded.HIGHEST - log_odds) / (2 * graded.HIGHEST) * graded.LEVELS
+    return math.floor(min(max(place, 0), graded.LEVELS - 1))
 
 
 def next_token_of(seed):
@@ -62,6 +65,9 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicte
         rates,
         recycling.widths(recycled.size, recycled.depth) if recycled else (),
         graded.GRADES,
+        recycling.RANKS,
+        graded.CHANCES.tolist(),
+        graded.LEAST_SUMS.tolist(),
         suffix.MATCHES,
         suffix.LONGEST,
         suffix.OTHERS,

@@ -48,7 +48,7 @@ SETTINGS = [
 
 
 def pairs_of(row):
-    return [(each // graded.GRADES, each % graded.GRADES) for each in row if each != NONE]
+    return [(each // graded.LEVELS, each % graded.LEVELS) for each in row if each != NONE]
 
 
 def drawn_rows(key, lookahead, text, before):

@@ -68,6 +68,12 @@ def test_tokens_of_likely_texts_are_those_of_the_tokenizer():
     assert likely_after('{"name": "x", "size": "small"}') is None
 
 
+def known_after(best):
+    """A table with these tokens [V, k] after each token."""
+    rows = graded.of(best.astype(np.int32), np.full(best.shape, 0.4))
+    return recycled.empty(VOCAB_SIZE).replace(after_token=jnp.tile(rows, (1, 2)))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_chains_follow_the_grammar_and_the_recycled_logits(seed):
     rng, table = np.random.default_rng(seed), table_of(jlade.Grammar.json_schema(SCHEMA))
@@ -75,7 +81,7 @@ def test_chains_follow_the_grammar_and_the_recycled_logits(seed):
     begin = TOKENIZER.encode('{"name').ids
     best = rng.integers(-1, VOCAB_SIZE, (VOCAB_SIZE, recycled.RANKS))
     (best[begin[-1], 0],) = TOKENIZER.encode('"').ids  # accepted, and not the likely token
-    known = recycled.empty(VOCAB_SIZE).replace(after_token=graded.of(best.astype(np.int32), np.full(best.shape, 0.4)))
+    known = known_after(best)
     state, at = constraint.first, 0
     for token in begin:
         state, at = constraint.advance(state, token), table.advance(at, token)
@@ -105,12 +111,8 @@ def test_pairs_that_are_known_come_before_tokens():
     table = table_of(jlade.Grammar.regex("a[bc]"))
     constraint = constraint_of(table)
     x, a, b, c = (TOKENIZER.encode(each).ids[0] for each in "xabc")
-    known = recycled.update(
-        recycled.empty(VOCAB_SIZE),
-        jnp.array([[x, a], [b, a]]),
-        jnp.tile(graded.of(jnp.array([[c], [b]]), jnp.array([[0.9], [0.9]])), (1, recycled.RANKS)),
-        jnp.array([0, 1]),
-    )
+    best = jnp.full((2, recycled.RANKS), NONE).at[:, 0].set(graded.of(jnp.array([c, b]), 0.9))
+    known = recycled.update(recycled.empty(VOCAB_SIZE), jnp.array([[x, a], [b, a]]), best, jnp.array([0, 1]))
     state = constraint.advance(constraint.first, a)
     shown = text_of([x, a], guide(constraint, state), known)
     proposals = Grammar(2).propose(None, shown, jnp.zeros(4))
@@ -123,7 +125,7 @@ def test_recycled_logits_are_those_that_the_grammar_accepts():
     best = rng.permuted(np.tile(np.arange(VOCAB_SIZE), (VOCAB_SIZE, 1)), axis=1)[:, : recycled.RANKS]
     (g,) = TOKENIZER.encode("g").ids
     best[g] = rng.choice([TOKENIZER.encode(each).ids[0] for each in "abcdefgh"], recycled.RANKS, replace=False)
-    known = recycled.empty(VOCAB_SIZE).replace(after_token=graded.of(best.astype(np.int32), np.full(best.shape, 0.4)))
+    known = known_after(best)
     source = recycled.Recycled(VOCAB_SIZE, 40, 4)
     shown = text_of([g], guide(constraint, constraint.first), known)
     proposals = source.propose(known, shown, jnp.asarray(source.rates))

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -61,25 +62,53 @@ def test_layers_hold_more_than_the_tree(size):
     assert all(width <= recycling.RANKS * before for before, width in itertools.pairwise(widths))
 
 
+MISSING, ONE_ROW = graded.GRADES, graded.GRADES + 1
+
+
+def row_of(tokens, grades):
+    """A row of a table, with the first level of each grade, and `NONE` for what it lacks."""
+    pairs = zip(tokens, grades, strict=False)
+    row = [token * graded.LEVELS + grade * graded.LEVELS // graded.GRADES for token, grade in pairs]
+    return np.array(row + [NONE] * (recycling.RANKS - len(row)), np.int32)
+
+
 @pytest.mark.parametrize("text", [(0, 1), slow((2, 1)), slow((1, 6))])
 def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
-    """After a pair, if the table has it, otherwise after its second token; the most probable ones come first."""
-    after = {
-        (1,): [2, 3, 0, 1, 4, 5, 6, 7],
-        (2,): [3, 1, 0, 2, 4, 5, 6, 7],
-        (3,): [5, 4, 0, 1, 2, 3, 6, 7],
-        (0, 1): [3, 2, 1, 0, 4, 5, 6, 7],
-        (3, 5): [7, 6, 5, 4, 3, 2, 1, 0],
+    """After a pair that the table has both its tokens and those after its second token count, each once."""
+    after_pair = {(0, 1): [3, 2, 1, 0, 4], (3, 5): [7, 6, 5, 4, 3, 2, 1, 0]}
+    after_token = {
+        1: [2, 3, 0, 1, 4, 5, 6, 7],
+        2: [3, 1, 0, 2, 4, 5, 6, 7],
+        3: [5, 4, 0, 1, 2, 3, 6, 7],
+        5: after_pair[3, 5],
     }
-    table = recycling.empty(8)
-    grades = np.random.default_rng(0).integers(0, graded.GRADES, (8, 8)).tolist()  # of each token after each
-    for i, (key, best) in enumerate(after.items()):
-        row = [token * graded.GRADES + grades[key[-1]][token] for token in best]
-        table = update(table, np.array([(NONE, *key)[-2:]]), np.array([row]), np.array([i]))
-    runners_up = [token for token in after[3, 5] if token != text[-1]]  # of the last row
-    after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
+    grades = np.random.default_rng(0).integers(0, graded.GRADES, (2, 8, 8)).tolist()  # after pairs, and after tokens
+    grades[0][5] = grades[1][5]
+    arrays = jax.tree.map(np.array, recycling.empty(8))
+    for token, tokens in after_token.items():
+        arrays.after_token[token, : recycling.RANKS] = row_of(tokens, grades[1][token])
+    for pair, tokens in after_pair.items():
+        at = recycling.place(np.array(pair), 8)
+        arrays.pairs[at], arrays.after_pair[at] = pair, row_of(tokens, grades[0][pair[1]])
+    table = arrays.replace(last=arrays.after_token[5, : recycling.RANKS])
+    runners_up = [token for token in after_pair[3, 5] if token != text[-1]]  # of the last row
 
-    rates = np.concatenate([np.linspace(most, 0.1, graded.GRADES) for most in (0.5, 0.8, 0.9)])
+    def followers(line):
+        pair, token = line[-2:], line[-1]
+        by_token = dict(zip(after_token.get(token, []), grades[1][token], strict=False))
+        by_pair = dict(zip(after_pair.get(pair, []), grades[0][token], strict=False))
+        if not by_pair:
+            return list(by_token.items())
+        kinds = {
+            follower: (grade, ONE_ROW if by_pair == by_token else by_token.get(follower, MISSING))
+            for follower, grade in by_pair.items()
+        }
+        kinds |= {follower: (MISSING, grade) for follower, grade in by_token.items() if follower not in kinds}
+        first = graded.GRADES + recycling.RANKS
+        return [(follower, first + 10 * one + other) for follower, (one, other) in kinds.items()]
+
+    rates = np.linspace(0.9, 0.1, len(recycling.Recycled.rates))
+    np.random.default_rng(1).shuffle(rates)
     widths = (16, 6, 9)
     draft = jax.jit(lambda table, *arrays: recycling.draft(table, None, arrays[0], widths, arrays[1], None, None))
     found = draft(table, np.array(text), rates.astype(np.float32))
@@ -89,11 +118,9 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
     for width in widths:
         longer = []
         for cost, path, _ in layer:
-            line = (*text, *path)
-            pair, found_after = graded.GRADES * (line[-2:] in after), after.get(line[-2:], after.get(line[-1:], []))
-            options = [(token, grades[line[-1]][token] + pair) for token in found_after]
+            options = followers((*text, *path))
             if not path:
-                options += [(token, 2 * graded.GRADES + after[3, 5].index(token)) for token in runners_up]
+                options += [(token, graded.GRADES + after_pair[3, 5].index(token)) for token in runners_up]
             longer += [(cost + costs[kind], (*path, token), kind) for token, kind in options]
         layer = sorted(longer, key=lambda option: option[0])[:width]
         expected += [(path, kind) for _, path, kind in layer]
@@ -122,7 +149,8 @@ def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
         (before, token), number = rows[i]
         if number < 0:
             continue
-        expected.after_token[token] = best[i]
+        (mean,) = graded.mean(expected.after_token[None, token, recycling.RANKS :], best[None, i])
+        expected.after_token[token] = [*mean, *best[i]]
         if before != NONE:
             place = (before * VOCAB + token) % recycling.PAIRS
             expected.pairs[place], expected.after_pair[place] = (before, token), best[i]
@@ -135,12 +163,13 @@ def test_a_pair_whose_place_another_one_took_is_unknown():
     table, pairs = recycling.empty(VOCAB), np.array([[0, 5], [82, 16]], np.int32)
     assert recycling.place(pairs[0], VOCAB) == recycling.place(pairs[1], VOCAB)
     for i in range(2):
-        table = update(
-            table, pairs[i : i + 1], np.full((1, recycling.RANKS), graded.of(i, 0.9), np.int32), np.array([0])
-        )
+        row = row_of([i], [2])[None]
+        table = update(table, pairs[i : i + 1], row, np.array([0]))
     best, kinds = jax.jit(recycling.find)(table, None, pairs)
-    assert kinds[:, 0].tolist() == [recycling.AFTER_TOKEN + 2, recycling.AFTER_PAIR + 2]
-    assert best[:, 0].tolist() == [0, 1]
+    places = [recycling.RANKS, 0]  # those after tokens follow those after pairs
+    assert [int(kinds[i, place]) for i, place in enumerate(places)] == [2, recycling.AFTER_PAIR + 2 * 10 + ONE_ROW]
+    assert [np.flatnonzero(row != NONE).tolist() for row in best] == [[place] for place in places]
+    assert [int(best[i, place]) for i, place in enumerate(places)] == [0, 1]
 
 
 def test_a_prior_has_what_the_table_does_not_know():
@@ -148,17 +177,22 @@ def test_a_prior_has_what_the_table_does_not_know():
     of_text, of_prior = {(3, 4): 10, (5, 6): 11}, {(3, 4): 20, (1, 4): 21, (7, 8): 22}
     table = recycling.empty(VOCAB)
     for pair, token in of_text.items():
-        table = update(
-            table, np.array([pair]), np.full((1, recycling.RANKS), graded.of(token, 1.0), np.int32), np.array([0])
-        )
+        row = row_of([token], [0])[None]
+        table = update(table, np.array([pair]), row, np.array([0]))
     pairs, best = np.array(list(of_prior), np.int32), np.array(list(of_prior.values()), np.int32)[:, None]
     known = prior_lib.table_of(pairs, best, np.ones(best.shape, np.float32), VOCAB)
-    asked = {(3, 4): 10, (1, 4): 21, (9, 4): 10, (9, 8): 22, (9, 9): NONE}
-    kinds = [recycling.AFTER_PAIR, recycling.AFTER_PRIOR_PAIR, *[recycling.AFTER_TOKEN] * 3]
-    best, found = jax.jit(recycling.find)(table, jax.tree.map(jnp.asarray, known), np.array(list(asked), np.int32))
-    assert best[:, 0].tolist() == list(asked.values())
-    assert (found[:, 0] // graded.GRADES * graded.GRADES).tolist() == kinds
-    assert (found[:-1, 0] % graded.GRADES == 0).all(), "the grade of a certain token"
+    after_pair, after_prior_pair = recycling.AFTER_PAIR, recycling.AFTER_PRIOR_PAIR
+    expected = {
+        (3, 4): [(10, after_pair + ONE_ROW)],
+        (1, 4): [(21, after_prior_pair + MISSING), (10, after_prior_pair + 10 * MISSING)],
+        (9, 4): [(10, 0)],
+        (9, 8): [(22, 0)],
+        (7, 8): [(22, after_prior_pair + ONE_ROW)],
+        (9, 9): [],
+    }
+    arrays = jax.tree.map(jnp.asarray, known), np.array(list(expected), np.int32)
+    for best, kinds, options in zip(*jax.jit(recycling.find)(table, *arrays), expected.values(), strict=True):
+        assert [(int(best[i]), int(kinds[i])) for i in np.flatnonzero(best != NONE)] == options
 
 
 @pytest.mark.parametrize("size", [13, 96, 1000])
@@ -181,10 +215,32 @@ def test_grades_are_by_the_probabilities_of_the_highest_logits(size):
     for row, expected in zip(found, logits, strict=True):
         best = np.argsort(-expected)[: recycling.RANKS]
         chances = np.exp(expected[best]) / np.sum(np.exp(expected[best]))
-        of_best = [sum(limit > chance for limit in graded.LIMITS) for chance in chances]
+        log_odds = [math.log(chance / (1 - chance)) if chance < 1 else math.inf for chance in chances]
+        of_best = [int(min(max((5.2 - each) // 1.3, 0), 7)) for each in log_odds]
         assert graded.tokens(row).tolist() == [*best, *[NONE] * (recycling.RANKS - len(best))]
         assert graded.grades(row)[: len(best)].tolist() == of_best
-    assert graded.of(np.array([NONE, 0, 5]), np.array([0.5, 0.99, 0.0])).tolist() == [NONE, 0, 5 * graded.GRADES + 7]
+    assert graded.of(np.array([NONE, 0, 5]), np.array([0.5, 0.99, 0.0])).tolist() == [NONE, 3, 5 * graded.LEVELS + 63]
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 63)), max_size=8, unique_by=lambda each: each[0])
+
+
+@given(ROWS, ROWS.filter(len))
+def test_the_mean_of_two_rows_has_their_most_probable_tokens(old, new):
+    chances = [round(2**15 / (1 + math.exp(10.4 / 64 * (level + 0.5) - 5.2))) for level in range(64)]
+    rows = [np.array([[token * 64 + level for token, level in row] + [NONE] * (8 - len(row))]) for row in (old, new)]
+    totals = {token: 0 for token, _ in new + old}
+    for token, level in new + old:
+        totals[token] += chances[level]
+    best = sorted(totals, key=lambda token: -totals[token])[:8]
+    (found,) = jax.jit(graded.mean)(*rows)
+    if not old:
+        assert found.tolist() == rows[1][0].tolist()
+    else:
+        assert graded.tokens(found).tolist() == best + [NONE] * (8 - len(best))
+        least = [round(2**16 / (1 + math.exp(10.4 / 64 * level - 5.2))) for level in range(1, 64)]
+        of_means = [token * 64 + sum(totals[token] < each for each in least) for token in best]
+        assert found[: len(best)].tolist() == of_means
 
 
 def test_the_record_counts_proposals_whose_predecessors_were_accepted():

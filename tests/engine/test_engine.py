@@ -49,7 +49,7 @@ def shared():
 @pytest.mark.parametrize("setting", ["windows", "adaptive", "latent"])
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
-    memory = 20_000 if setting == "adaptive" else None  # of one prefix
+    memory = 24_000 if setting == "adaptive" else None  # of one prefix
     with engine(setting, prefix_memory=memory) as running:
         requests = submit_at_random(running, num_clients=3, number=12)
         assert 20 < assert_equal_alone(requests, setting) < len(requests)

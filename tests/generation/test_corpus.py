@@ -63,9 +63,9 @@ def test_recycled_logits_begin_with_the_most_frequent_next_tokens(texts):
         for token, after in itertools.pairwise(text):
             counts[token][after] += 1
     (table,) = np.asarray(corpus_lib.recycled(texts, jlade.Corpus(texts), 1, 13).after_token)
-    table = graded.tokens(table)
-    for token in range(13):
-        found = [after for after in table[token].tolist() if after != NONE]
+    for token, row in enumerate(graded.tokens(table)):
+        assert row[: recycling.RANKS].tolist() == row[recycling.RANKS :].tolist()
+        found = [after for after in row[: recycling.RANKS].tolist() if after != NONE]
         expected = sorted(counts[token].values(), reverse=True)[: recycling.RANKS]
         assert [counts[token][after] for after in found] == expected
         assert len(set(found)) == len(found)

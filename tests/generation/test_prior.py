@@ -31,7 +31,7 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=30, lookahea
 def wrong():
     """A prior of random tokens."""
     prior, rng = jlade.prior(PARAMS, TEXTS), np.random.default_rng(0)
-    most = {"pairs": 13, "after_pair": 13 * graded.GRADES, "after_token": 13 * graded.GRADES}
+    most = {"pairs": 13, "after_pair": 13 * graded.LEVELS, "after_token": 13 * graded.LEVELS}
     arrays = {name: rng.integers(NONE, end, getattr(prior.table, name).shape, np.int32) for name, end in most.items()}
     return dataclasses.replace(prior, table=recycled.PriorTable(**arrays))
 
@@ -132,9 +132,9 @@ def test_files_that_hold_none_are_refused(tmp_path):
 
 def test_a_file_of_other_grades_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(graded, "LIMITS", (0.5, 0.1))
+        patched.setattr(graded, "SCALE", "2 levels")
         jlade.save_prior(wrong(), tmp_path / "other")
-    with pytest.raises(ValueError, match=r"written by jlade.save_prior, got .*other.*has grades by \(0.5, 0.1\)"):
+    with pytest.raises(ValueError, match=r"written by jlade.save_prior, got .*other.*has grades by 2 levels"):
         jlade.load_prior(tmp_path / "other")
 
 
@@ -147,7 +147,7 @@ def test_another_vocabulary_is_refused(tmp_path):
 
 
 def test_wrong_arguments_are_refused():
-    unknown = dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13 * graded.GRADES, np.int32))
+    unknown = dataclasses.replace(wrong().table, after_token=np.full((13, RANKS), 13 * graded.LEVELS, np.int32))
     for arguments, error in (
         ({"prior": wrong().table}, "prior must be a jlade.Prior, as jlade.prior makes it, got PriorTable"),
         ({"prior": jlade.Prior(unknown)}, "prior holds token id 13; accepted are 0 to 12"),
