@@ -29,7 +29,7 @@ from jlade.drafts.source import RANKS, Guide, Passage, Setting, Source, Step, Te
 from jlade.drafts.tree import NEVER, NONE, Proposals, Tree
 from jlade.vocabulary import VocabularyShard
 
-SHARES = (0.36, 0.3, 0.24, 0.18, 0.13, 0.1, 0.07)  # drafts of each depth from the second on, relative to the tree's
+SHARES = (0.58, 0.48, 0.38, 0.29, 0.21, 0.16, 0.11)  # drafts of each depth from the second on, relative to the tree's
 MIN_WIDTH = 2  # drafts of a depth
 MAX_LENGTH = 8  # tokens of a draft
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
@@ -135,9 +135,9 @@ class PriorTable:
 
 def widths(size: int, depth: int) -> tuple[int, ...]:
     """Returns the numbers of drafts of each depth, up to `depth` of 1 or more, for a tree of `size`."""
-    found = [2 * RANKS]  # all that follow the text
+    found = [3 * RANKS]  # all that follow the text
     for share in SHARES[: depth - 1]:
-        found.append(min(RANKS * found[-1], max(MIN_WIDTH, round(share * size))))
+        found.append(min(2 * RANKS * found[-1], max(MIN_WIDTH, round(share * size))))
     return tuple(found)
 
 

@@ -59,7 +59,7 @@ def test_layers_hold_more_than_the_tree(size):
     widths = recycling.widths(size, 4)
     assert len(widths) == 4
     assert sum(widths) >= size
-    assert all(width <= recycling.RANKS * before for before, width in itertools.pairwise(widths))
+    assert all(width <= 2 * recycling.RANKS * before for before, width in itertools.pairwise(widths))
 
 
 MISSING, ONE_ROW = graded.GRADES, graded.GRADES + 1
