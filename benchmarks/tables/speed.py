@@ -144,20 +144,14 @@ def edits(results: Results) -> Rows:
 
 def prior(results: Results) -> Rows:
     yield "model", "setting", "temperature", "code or HumanEval", "prose or MT-Bench", "all"
-    for run, found in results["prior_demo"]["tokens_per_step"].items():
-        setting, temperature = run.replace("=", " of ").split(", ")
-        cells = (f"{found[task]['without']:.2f}, {found[task]['with']:.2f}" for task in ("code", "prose", "all"))
-        yield "demo", setting, "greedy" if temperature == "0.0" else temperature, *cells
-    without, tasks = results.bench("bench_smollm2_tree"), ("humaneval", "mtbench", "all")
-    for file in ("prior_smollm2_63", "prior_smollm2"):
+    for model, file in (("demo", "prior_demo"), ("SmolLM2", "prior_smollm2_63"), ("SmolLM2", "prior_smollm2")):
+        first, second = ("code", "prose") if model == "demo" else ("humaneval", "mtbench")
         for run, found in results[file]["tokens_per_step"].items():
             setting, temperature = run.replace("=", " of ").split(", ")
-            having = two(found[task]["with"] for task in tasks)
-            if temperature == "0.0":
-                pairs = zip(two(without[setting][task] for task in tasks), having, strict=True)
-                yield "SmolLM2", setting, "greedy", *map(", ".join, pairs)
-            else:
-                yield "SmolLM2", setting, f"{temperature}, with it alone", *having
+            ways = [way for way in ("without", "with") if way in found["all"]]
+            cells = [", ".join(two(found[task][way] for way in ways)) for task in (first, second, "all")]
+            temperature = "greedy" if temperature == "0.0" else temperature
+            yield model, setting, temperature if len(ways) == 2 else f"{temperature}, with it alone", *cells
 
 
 def corpus(results: Results) -> Rows:
