@@ -77,6 +77,16 @@ def test_a_row_multiplied_twice_for_tpus_gives_the_same_product(in_int8):
     np.testing.assert_allclose(product, linear(x, gate), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3)])
+def test_a_product_in_bfloat16_is_the_exact_one_rounded(shape):
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.normal(size=size), jnp.bfloat16) for size in ((*shape, 16), (24, 16)))
+    product = linear(x, weight)
+    assert product.dtype == jnp.bfloat16
+    exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    np.testing.assert_allclose(product.astype(jnp.float32), exact, rtol=2**-8, atol=1e-6)
+
+
 def test_parameters_print_as_family_shape_and_size():
     params = tiny_llama()
     count = sum(array.size for array in jax.tree.leaves(params))
