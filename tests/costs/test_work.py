@@ -98,7 +98,7 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
     assert sum(each.num_bytes for each in work.collectives) == meshed.collectives(launched)
     # The embedding's matrix is an argument and is not read. The text, the proposals and other small arrays are too.
     arguments = program.memory_analysis().argument_size_in_bytes
-    assert 0 <= arguments - (memory.weights + memory.cache + memory.pool) < 24_576 * BATCH
+    assert 0 <= arguments - (memory.weights + memory.cache + memory.pool) < 28_672 * BATCH
     assert work.num_bytes <= sum(x.traffic * x.times for x in launched)
 
 
