@@ -24,7 +24,7 @@ QWEN = dataclasses.replace(
 def state_bytes(config, setting):
     """Returns the bytes of a cache of 1024 entries, of the pool, and of the tables of recycled logits."""
     cache = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 1024
-    return cache + pool_bytes(config, setting) + (4 * config.vocab_size * 8 + 40 * 16_416 if setting.has_tree else 0)
+    return cache + pool_bytes(config, setting) + (4 * config.vocab_size * 16 + 40 * 16_416 if setting.has_tree else 0)
 
 
 def pool_bytes(config, setting):

@@ -81,7 +81,7 @@ def test_programs(name, shape, attention, setting):
     if name != "v5e":
         return
     share = found.step.time.arithmetic / found.plain_step.time.arithmetic  # of two layers and all that is outside them
-    assert 1 < share < (1.42 if setting.has_tree else 1.3)
+    assert 1 < share < (1.55 if setting.has_tree else 1.3)
 
 
 def steps(name, config, setting, capacity=1024, **options):
@@ -146,7 +146,8 @@ def test_weights_of_few_bits_stay_so(name, bits):
 def test_keys_and_values_in_8_bits_stay_so(name, kv_dtype, shape):
     """The kernels convert them in on-chip memory; of a latent, plain products do so as they read them."""
     config = dataclasses.replace(shape, vocab_size=512)
-    attention, found = steps(name, config, LookaheadConfig.tree(15), capacity=2048, kv_dtype=kv_dtype)
+    setting = LookaheadConfig.tree(12)  # of 16 rows `top_k` has arrays of the size of the table of recycled logits
+    attention, found = steps(name, config, setting, capacity=2048, kv_dtype=kv_dtype)
     kernel = {"v5e": "tpu", "h100": "gpu" if jax.__version_info__ >= (0, 11, 2) else "plain"}[name]
     assert attention == (kernel if shape is LLAMA else "plain")
     for step in found:
