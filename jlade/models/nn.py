@@ -70,7 +70,7 @@ def multiply_row_twice(x: jax.Array, weight: Matrix) -> jax.Array:
 def multiply_bfloat16(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns `linear` in bfloat16 as XLA for CPUs computes it fast: by a sum in float32, of two rows or more.
 
-    Otherwise it converts the whole matrix to float32 first: 4 to 10 times as long (JAX 0.10.2).
+    Otherwise it converts the whole matrix to float32 first: 4 to 8 times as long (JAX 0.10.2).
     """
     rows = x.reshape(-1, x.shape[-1])
     many = jnp.broadcast_to(rows, (max(2, len(rows)), x.shape[-1]))
