@@ -102,7 +102,8 @@ class RecycledLogits:
 
     Attributes:
       after_token: int32[V, 16], after each token: the mean of its last two rows, then the last one. In one array, as a
-        step that reads one and writes another would have a copy of it in programs for CPUs.
+        step that reads one and writes another would have a copy of it in programs for CPUs. Rows are read whole and
+        divided after: XLA for TPUs makes kernels for each part that a gather cuts out.
       pairs: int32[P, 2], the pairs of tokens that have one of P places.
       after_pair: int32[P, 8], after each of these pairs.
       last: int32[8], those among which the model chose the current token.
