@@ -22,6 +22,9 @@ import jax
 from jlade.decoding import room, status
 
 T = TypeVar("T")
+# XLA for GPUs joins products of the same tokens with several matrices, such as those of queries, keys and values, by
+# default with small ones alone: up to so many megabytes. Its kernel reads each matrix where it lies.
+COMPILER_OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 4096}}
 _config: Any = jax.config  # for type checkers it has no options
 
 
@@ -120,7 +123,8 @@ class _Programs(room.Programs):
                 status.begin_program()
             return function(*args, **kwargs)
 
-        jitted: Any = jax.jit(traced, **options)  # for type checkers it has no `clear_cache`
+        # For type checkers the result has no `clear_cache`. CPUs ignore the options for GPUs.
+        jitted: Any = jax.jit(traced, **options, compiler_options=COMPILER_OPTIONS.get(jax.default_backend()))
         super().__init__(jitted.clear_cache)
         self.jitted = jitted
 

@@ -159,7 +159,7 @@ def compiled(jitted: Any, arguments: Iterable[Any], settings: Mapping[str, Any],
     if device in jax.local_devices():
         return lowered.compile()
     with without_cache():  # JAX would keep the program, but cannot load it again without the device
-        return lowered.compile()
+        return lowered.compile(ahead.COMPILER_OPTIONS.get(device.platform))
 
 
 @contextlib.contextmanager

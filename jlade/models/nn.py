@@ -13,6 +13,7 @@ from jlade.models.grouped import GroupedMatrix
 from jlade.models.quantization import Int8Matrix, Matrix, multiply
 
 SMALL_BLOCK = 128  # tokens, of all sequences together
+JOINED = 64  # outputs, or a multiple
 
 
 @flax.struct.dataclass
@@ -43,8 +44,10 @@ class Observed:
 def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.Array:
     """Returns [..., out], the product of `x` [..., in] and transposed `weight` [out, in], plus `bias` [out]."""
     ways: dict[str, Callable[..., jax.Array]] = {"tpu": multiply_row_twice} if x.size == x.shape[-1] else {}
-    if isinstance(weight, jax.Array) and x.dtype == weight.dtype == jnp.bfloat16:
-        ways["cpu"] = multiply_bfloat16
+    if isinstance(weight, jax.Array):
+        ways |= dict.fromkeys(("cuda", "rocm"), multiply_on_gpu)
+        if x.dtype == weight.dtype == jnp.bfloat16:
+            ways["cpu"] = multiply_bfloat16
     product = jax.lax.platform_dependent(x, weight, **ways, default=_multiply) if ways else _multiply(x, weight)
     return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
 
@@ -78,11 +81,27 @@ def multiply_bfloat16(x: jax.Array, weight: jax.Array) -> jax.Array:
     return product[: len(rows)].astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
+def multiply_on_gpu(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns `linear` without a bias as XLA for GPUs computes it fast: it transposes the result of the other order.
+
+    It joins products with the same `x`. Where their outputs are multiples of `JOINED`, its kernel reads each weight in
+    its place; otherwise it would write them all to one array in each step.
+    """
+    if len(weight) % JOINED:
+        x, weight = jax.lax.optimization_barrier((x, weight))
+    return multiply_in_order(x, weight)
+
+
+def multiply_in_order(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns `linear` without a bias as a product of `x` and transposed weight."""
+    return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+
+
 def _multiply(x: jax.Array, weight: Matrix) -> jax.Array:
     """Returns `linear` without a bias.
 
     Up to `SMALL_BLOCK` tokens are multiplied as weight times transposed x: on CPUs that reads the weights up to four
-    times faster. Other compilers choose the order themselves.
+    times faster, and for TPUs some blocks take 3% less time, others more.
     """
     if isinstance(weight, Observed):
         weight = weight.tell(x)
@@ -93,7 +112,7 @@ def _multiply(x: jax.Array, weight: Matrix) -> jax.Array:
     if x.size <= SMALL_BLOCK * x.shape[-1]:
         product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())))
         return jnp.moveaxis(product, 0, -1)
-    return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+    return multiply_in_order(x, weight)
 
 
 def normalize(
