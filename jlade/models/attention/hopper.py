@@ -1,6 +1,7 @@
 """Attention as one Pallas kernel for NVIDIA GPUs of the Hopper generation."""
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -73,6 +74,7 @@ def attend(
     kernel = plgpu.kernel(
         functools.partial(
             _kernel,
+            num_rows=queries.shape[2],
             block_chunks=pl.cdiv(block_size, CHUNK),
             scale=head_dim**-0.5 if scale is None else scale,
             cap=cap,
@@ -106,6 +108,8 @@ def attend(
         interpret=interpret,
     )
     block = [keys, values, *(x[:, :, 0] for x in scales if x is not None)]
+    if not in_8_bits:  # in one array, which XLA makes by one kernel
+        queries, block = jnp.concatenate([queries, keys, values], axis=2), []
     scales_of_cache = operands.cached_key_scales, operands.cached_value_scales
     cache = [x for x in (operands.cached_keys, operands.cached_values, *scales_of_cache) if x is not None]
     numbers = [x for x in (operands.cached_length, operands.table) if x is not None]
@@ -129,13 +133,14 @@ def _kernel(
     queries_smem: jax.Ref, keys_smem: jax.Ref, values_smem: jax.Ref, weights_smem: jax.Ref,
     mixed_smem: jax.Ref, highest_smem: jax.Ref, total_smem: jax.Ref,
     queries_ready: jax.Ref, mask_ready: jax.Ref, keys_ready: jax.Ref, values_ready: jax.Ref, slot_free: jax.Ref,
-    block_chunks: int, scale: float, cap: float | None, oldest_smem: jax.Ref | None = None,
+    num_rows: int, block_chunks: int, scale: float, cap: float | None, oldest_smem: jax.Ref | None = None,
     numbers_smem: jax.Ref | None = None, scales_smem: jax.Ref | None = None, numbers_ready: jax.Ref | None = None,
 ) -> None:  # fmt: skip
     """Computes one split of a KV head's keys for one tile of its queries: one warpgroup loads, the others compute.
 
     Scores are exponents of 2, as GPUs have an instruction for powers of two. `block_refs` and `cached_refs` are keys,
-    values and, in 8 bits, the scales of each; `number_refs` the lengths and, for a cache in pages, their table.
+    values and, in 8 bits, the scales of each; `number_refs` the lengths and, for a cache in pages, their table. Without
+    `block_refs`, the block's keys and values follow the queries, of which there are `num_rows`, in their array.
     """
     sequence, head, part = (jax.lax.axis_index(name) for name in ("sequence", "head", "part"))
     warpgroup = jax.lax.axis_index("warpgroup")
@@ -173,8 +178,8 @@ def _kernel(
                 scales = [scales_smem.at[n, scales_slot(i)] for n in range(2)]
                 to = [(smem, numbers_ready.at[slot]) for smem in (*numbers, *scales)]
 
-            def copy(refs: list[jax.Ref], owner: jax.Array, start: jax.Array) -> None:
-                for ref, (smem, ready) in zip(refs, to, strict=True):
+            def copy(refs: list[jax.Ref], owner: jax.Array, *starts: jax.Array) -> None:
+                for ref, start, (smem, ready) in zip(refs, itertools.cycle(starts), to, strict=False):
                     plgpu.copy_gmem_to_smem(ref.at[owner, head, pl.ds(start, CHUNK)], smem, ready)
 
             @pl.when(chunk < cached_chunks)
@@ -188,7 +193,11 @@ def _kernel(
 
             @pl.when(chunk >= cached_chunks)
             def _() -> None:
-                copy(block_refs, sequence, (chunk - cached_chunks) * CHUNK)
+                start = (chunk - cached_chunks) * CHUNK
+                if block_refs:
+                    copy(block_refs, sequence, start)
+                else:
+                    copy([queries_ref] * 2, sequence, num_rows + start, num_rows + block_chunks * CHUNK + start)
 
         if numbers_smem is not None:
             pl.loop(0, jnp.minimum(count, slots))(load)
