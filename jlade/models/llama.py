@@ -24,9 +24,10 @@ from jlade.models.layers.norm import neutral
 from jlade.models.nn import cap, for_each_kind, linear, normalize, scale
 from jlade.models.quantization import dense_shape, is_quantized
 
-# Sizes that blocks are padded to on CPUs, with the smallest block that takes at least as long as one of each size, by
-# the times of a step of 134 M parameters in float32 on two cores of an AMD EPYC.
-PADDED_SIZES = {8: 5, 16: 9, 32: 25, 64: 49, 128: 113}
+# Sizes that blocks are padded to on a platform, with the smallest block that takes at least as long as one of each
+# size. On CPUs by the times of a step of 134 M parameters in float32 on two cores of an AMD EPYC; on GPUs XLA makes one
+# kernel of a norm of several tokens, and two of that of one token.
+PADDED_SIZES = {"cpu": {8: 5, 16: 9, 32: 25, 64: 49, 128: 113}, "gpu": {2: 1}}
 OUTPUT_BITS = 8  # of the output matrix of a model in few bits: four cost more than they save
 
 
@@ -89,7 +90,8 @@ class Llama:
         `products.multiply`.
       axes: of the mesh, that divide heads, MLP columns and vocabulary; see `jlade.models.sharding`. `forward` and
         `logits` are then part of a `jax.shard_map` over these axes, and `logits` returns a slice of the vocabulary.
-      pads: whether blocks are padded to sizes that CPUs multiply faster. The results are those of the block itself.
+      pads_for: a platform to whose `PADDED_SIZES` blocks are padded, None for none. The results are those of the block
+        itself.
       kv_dtype: of keys and values, "int8" or "float8_e4m3fn", None for the dtype of the parameters; see
         `jlade.models.kv_rounding`.
     """
@@ -99,7 +101,7 @@ class Llama:
     experts: str = "auto"
     products: str = "auto"
     axes: tuple[str, ...] = ()
-    pads: bool = False
+    pads_for: str | None = None
     kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
@@ -130,9 +132,11 @@ class Llama:
         """
         if mesh is not None:
             self = dataclasses.replace(self, axes=MODEL if mesh_lib.size(mesh, *MODEL) > 1 else ())
-        pads = (absent or mesh_lib.device_of(params, mesh)).platform == "cpu"
+        platform = (absent or mesh_lib.device_of(params, mesh)).platform
         chosen: dict[str, Any] = implementations.resolve(self, params, mesh, absent)
-        return dataclasses.replace(self, pads=pads, **chosen)
+        # A GPU would read the experts of an added token, too.
+        is_padded = platform == "cpu" or (platform == "gpu" and not self.config.num_experts)
+        return dataclasses.replace(self, pads_for=platform if is_padded else None, **chosen)
 
     @property
     def vocab_size(self) -> int:
@@ -206,8 +210,7 @@ class Llama:
     ) -> tuple[jax.Array, BlockKV]:
         c, block_size = self.config, tokens.shape[1]
         params = products.assign(params, self.products)
-        if self.pads:
-            tokens, positions, block_mask = pad_block(tokens, positions, block_mask)
+        tokens, positions, block_mask = pad_block(self.pads_for, tokens, positions, block_mask)
         embed = functools.partial(self._embed, tokens=tokens, dtype=params.norm.dtype)
         factor = c.embedding_scale
         if c.norm != "rms":  # Gemma's is rounded to the dtype of the model
@@ -253,8 +256,7 @@ class Llama:
     def logits(self, params: LlamaParams, hidden: jax.Array) -> jax.Array:
         c, output = self.config, params.embedding if params.output is None else params.output
         output = products.assign(output, self.products)
-        padded = _pad(hidden) if self.pads else hidden
-        normed = normalize(padded, params.norm, c.norm, c.norm_eps, params.norm_bias)
+        normed = normalize(_pad(self.pads_for, hidden), params.norm, c.norm, c.norm_eps, params.norm_bias)
         logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
@@ -267,34 +269,34 @@ class Llama:
         )
 
 
-def num_missing(shape: tuple[int, ...]) -> int:
+def num_missing(platform: str | None, shape: tuple[int, ...]) -> int:
     """Returns the number of tokens to add to a block [B, T, ...]; 0 for several sequences, whose rows add up.
 
     XLA for CPUs multiplies a block of 30 tokens by a matrix in 1.4 times the time of a block of 32.
     """
-    batch_size, block_size = shape[:2]
-    size = next((size for size, least in PADDED_SIZES.items() if least <= block_size <= size), block_size)
+    (batch_size, block_size), sizes = shape[:2], {} if platform is None else PADDED_SIZES[platform]
+    size = next((size for size, least in sizes.items() if least <= block_size <= size), block_size)
     return size - block_size if batch_size == 1 else 0
 
 
-def _pad(x: jax.Array) -> jax.Array:
+def _pad(platform: str | None, x: jax.Array) -> jax.Array:
     """Returns [B, T, ...] with its last token repeated: its keys and values are finite if the model's are."""
-    added = num_missing(x.shape)
+    added = num_missing(platform, x.shape)
     return jnp.pad(x, [(0, added if axis == 1 else 0) for axis in range(x.ndim)], mode="edge") if added else x
 
 
 def pad_block(
-    tokens: jax.Array, positions: jax.Array, mask: jax.Array | np.ndarray
+    platform: str | None, tokens: jax.Array, positions: jax.Array, mask: jax.Array | np.ndarray
 ) -> tuple[jax.Array, jax.Array, jax.Array | np.ndarray]:
     """Returns the arguments of `Decoder.forward` for the padded block.
 
     Added tokens see what the last token sees, and no other token sees them.
     """
-    if added := num_missing(tokens.shape):
+    if added := num_missing(platform, tokens.shape):
         batch = [(0, 0)] * (mask.ndim - 2)
         rows = jnp.pad(jnp.asarray(mask), [*batch, (0, added), (0, 0)], mode="edge")
         mask = jnp.pad(rows, [*batch, (0, 0), (0, added)])
-    return _pad(tokens), _pad(positions), mask
+    return _pad(platform, tokens), _pad(platform, positions), mask
 
 
 def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> LlamaParams:

@@ -287,14 +287,14 @@ def test_experts_in_int8_are_plain_and_models_without_experts_choose_none(monkey
     with pytest.raises(ValueError, match="experts 'gpu' needs 16-bit floats, and these are int8"):
         Llama(quantized.config, experts="gpu").on(quantized)
     shapes.clear()
-    assert tiny_llama().decoder == Llama(tiny_llama().config, "plain")
+    assert tiny_llama().decoder == Llama(tiny_llama().config, "plain", pads_for="gpu")
     assert [operation for operation, *_ in shapes] == ["attention"]
 
 
 def test_settings_are_stored_for_an_implementation_of_experts():
     """And for models without experts under the same name as ever."""
     config = tiny_llama().config
-    assert repr(Llama(config, "plain", "gpu", pads=True)) == f"Llama(config={config!r}, attention='plain')"
+    assert repr(Llama(config, "plain", "gpu", pads_for="cpu")) == f"Llama(config={config!r}, attention='plain')"
     names = {repr(Llama(mixture().config, "plain", name)) for name in ("plain", "gpu")}
     assert len(names) == 2
     assert f"Llama(config={mixture().config!r}, attention='plain', experts='gpu')" in names

@@ -30,8 +30,9 @@ from tests.tiny import slow, tiny_llama
     ],
 )
 def test_sizes(block_size, padded):
-    assert block_size + num_missing((1, block_size)) == padded
-    assert num_missing((2, block_size)) == 0
+    assert block_size + num_missing("cpu", (1, block_size)) == padded
+    assert num_missing("cpu", (2, block_size)) == num_missing(None, (1, block_size)) == 0
+    assert num_missing("gpu", (1, block_size)) == (block_size == 1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -48,28 +49,30 @@ def run(decoder, params, block_size, mask):
 
 
 @pytest.mark.parametrize(
-    ("variant", "block_size", "shape"),
+    ("variant", "block_size", "shape", "platform"),
     [
-        slow("plain", 5, "mask"),
-        ("windows", 7, "mask of each sequence"),
-        ("int8", 12, "mask"),
-        slow("windows", 12, "mask"),
+        slow("plain", 5, "mask", "cpu"),
+        ("windows", 7, "mask of each sequence", "cpu"),
+        ("int8", 12, "mask", "cpu"),
+        slow("windows", 12, "mask", "cpu"),
+        ("windows", 1, "mask", "gpu"),
     ],
 )
-def test_padded_blocks_give_the_same_results(variant, block_size, shape):
+def test_padded_blocks_give_the_same_results(variant, block_size, shape, platform):
     params = tiny_llama(sliding_windows=(4, None)) if variant == "windows" else tiny_llama()
     params = quantize(params) if variant == "int8" else params
     mask = np.tri(block_size, dtype=bool) if shape == "mask" else np.tri(block_size, dtype=bool)[None]
     decoder = params.decoder
-    assert decoder.pads == (jax.default_backend() == "cpu")
-    expected = run(dataclasses.replace(decoder, pads=False), params, block_size, mask)
-    found = run(dataclasses.replace(decoder, pads=True), params, block_size, mask)
+    backend = jax.default_backend()
+    assert decoder.pads_for == (backend if backend in ("cpu", "gpu") else None)
+    expected = run(dataclasses.replace(decoder, pads_for=None), params, block_size, mask)
+    found = run(dataclasses.replace(decoder, pads_for=platform), params, block_size, mask)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
 
 
 def test_products_have_the_padded_size():
     params = tiny_llama()
-    decoder = dataclasses.replace(params.decoder, pads=True)
+    decoder = dataclasses.replace(params.decoder, pads_for="cpu")
 
     def logits(params, tokens):
         mask, cache = np.tri(7, dtype=bool), decoder.init_cache(params, 1, 32)
@@ -87,7 +90,7 @@ def test_an_infinite_embedding_that_no_token_has_stays_out():
     """Added tokens repeat the last one: with a token of their own, its keys would make NaN of all scores."""
     params = tiny_llama()
     params = dataclasses.replace(params, embedding=params.embedding.at[0].set(jnp.inf))
-    decoder, tokens = dataclasses.replace(params.decoder, pads=True), np.full((1, 5), 3, np.int32)
+    decoder, tokens = dataclasses.replace(params.decoder, pads_for="cpu"), np.full((1, 5), 3, np.int32)
     mask, cache = np.tri(5, dtype=bool), decoder.init_cache(params, 1, 32)
     hidden, _ = decoder.forward(params, tokens, np.arange(5, dtype=np.int32)[None], cache, mask)
     assert np.all(np.isfinite(hidden))

@@ -212,7 +212,7 @@ class OwnLlama(Llama):
 def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
     params = tiny_llama()
     decoder = Llama(params.config)
-    assert decoder.on(params) == Llama(params.config, "plain", pads=True)
+    assert decoder.on(params) == Llama(params.config, "plain", pads_for="cpu")
     monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU])
     assert Llama(params.config, "tpu").on(params).attention == "tpu"
     assert decoder.on(params).attention == "tpu"
@@ -243,4 +243,4 @@ def test_a_decoder_is_resolved_for_parameters_on_no_device():
     decoder = Llama(params.config)
     resolved = [decoder.on(jax.eval_shape(lambda: params)), decoder.on(jax.device_get(params))]
     jax.jit(lambda params: resolved.append(decoder.on(params)))(params)
-    assert resolved == [Llama(params.config, "plain", pads=True)] * 3
+    assert resolved == [Llama(params.config, "plain", pads_for="cpu")] * 3
