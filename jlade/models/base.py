@@ -218,7 +218,7 @@ def commit(
     kinds = tuple(CacheKind(keys.shape[2], window is not None, is_paged) for (keys, *_), window, is_paged in each)
     arrays, blocks = (tuple(zip(*every, strict=True)) for every in (layers, block_kv))
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
-    are_short = any(kind.is_ring and kind.size <= 4 * indices.shape[1] for kind in kinds)
+    are_short = any(not kind.is_paged and kind.size <= 4 * indices.shape[1] for kind in kinds)
     on_gpu = write_slices if are_short else scatter
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
