@@ -45,7 +45,8 @@ class Device(NamedTuple):
 
 # From Google's Cloud TPU documentation of each version and from NVIDIA's data sheets, for the RTX cards from its Ada
 # whitepaper (rates with float32 sums). Links: a TPU v4, v5e, v5p and v6e has 2400, 1600, 4800 and 3584 Gbit/s in 6, 4,
-# 6 and 4 links; a ring of devices uses two of them. NVLink 5, 4 and 3 have 1800, 900 and 600 GB/s, both ways together;
+# 6 and 4 links; a ring of devices uses two of them. A chip of TPU7x is two devices, each with half of its rates; its
+# memory is that which the compiler grants. NVLink 5, 4 and 3 have 1800, 900 and 600 GB/s, both ways together;
 # PCIe 5.0 and 4.0 with 16 lanes have 64 and 32 each way.
 _A100 = Gpu((8, 0), 108, 1.41, 40)
 DEVICES = {
@@ -53,6 +54,7 @@ DEVICES = {
     "v5e": Device("TPU v5 lite", "TPU v5 lite", 197.0, 0.819, 16 * 2**30, 100.0, Tpu("v5e:2x2", 1.5)),
     "v5p": Device("TPU v5", "TPU v5", 459.0, 2.765, 95 * 2**30, 200.0, Tpu("v5p:2x2x1", 1.75)),
     "v6e": Device("TPU v6 lite", "TPU v6 lite", 918.0, 1.64, 32 * 2**30, 224.0, Tpu("v6e:2x2", 1.75)),
+    "tpu7x": Device("TPU7x", "TPU7x", 1153.5, 3.69, 101_726_299_750, 100.0, Tpu("tpu7x:2x2x1", 2.2)),
     "a100": Device("NVIDIA A100-SXM4-80GB", "A100", 312.0, 2.039, 85_100_000_000, 300.0, _A100),
     "a100-40gb": Device("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", 312.0, 1.555, 42_298_834_944, 300.0, _A100),
     "a100-pcie": Device("NVIDIA A100 80GB PCIe", "A100 80GB PCIe", 312.0, 1.935, 85_100_000_000, 32.0, _A100),

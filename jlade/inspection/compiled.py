@@ -3,7 +3,8 @@
 On the text of any device's program, which `jlade.inspection.targets` compiles without the device.
 """
 
-from collections.abc import Mapping
+import collections
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jlade.costs.estimate import Rates, Time, time
@@ -52,6 +53,8 @@ class Loop(NamedTuple):
       host_loops: loops and conditionals whose condition the host reads in every round; 0 on TPUs and CPUs.
       exchanges: bytes that each collective takes from a device.
       copies: instructions that only move or convert an array of the size of a weight, a cache layer or a table.
+      copies_at_entry: arrays of these sizes that the loop holds in another layout than the program's arguments: they
+        are copied before the first round, and take their memory twice.
       vector_products: products with a weight matrix on a TPU's vector unit, which is many times slower than its matrix
         unit.
       time: estimated.
@@ -61,6 +64,7 @@ class Loop(NamedTuple):
     host_loops: int
     exchanges: tuple[int, ...]
     copies: tuple[str, ...]
+    copies_at_entry: tuple[str, ...]
     vector_products: tuple[str, ...]
     time: Time
 
@@ -76,7 +80,8 @@ def loops(program: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -
       trips: rounds of the loops inside, where the program does not say it: attention's chunks of the cache.
     """
     module, found = Module(program, sizes.experts_read), []
-    for body in (module.body(loop) for loop in module.loops(module.entry)):
+    for loop in module.loops(module.entry):
+        body = module.body(loop)
         launched = list(launches(module, body, trips))
         slow = [launch for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)]
         round_of_loop = Loop(
@@ -84,11 +89,24 @@ def loops(program: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -
             host_loops=_branches(module, body) if platform == "gpu" else 0,
             exchanges=tuple(num_bytes for launch in launched for num_bytes in _exchanged(launch)),
             copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes)),
+            copies_at_entry=tuple(_copied_at_entry(module, loop, sizes)),
             vector_products=tuple(map(_name, slow)),
             time=time(rates, (launch.work for launch in launched)),
         )
         found.append(round_of_loop)
     return found
+
+
+def _copied_at_entry(module: Module, loop: Instruction, sizes: Sizes) -> Iterator[str]:
+    """Yields the arrays that a loop carries in a layout that no argument of the program with their shape has."""
+    arguments = [i.shapes[0] for i in module.computations[module.entry].values() if i.opcode == "parameter"]
+    orders = collections.defaultdict(set)
+    for argument in arguments:
+        orders[argument.dtype, argument.dimensions].add(argument.order)
+    for array in loop.shapes:
+        known = orders[array.dtype, array.dimensions]
+        if array.size in sizes.weights | sizes.cache_layers and known and array.order not in known:
+            yield f"{array.dtype}[{','.join(map(str, array.dimensions))}]{array.order}"
 
 
 def _exchanged(launch: Launch) -> list[int]:

@@ -114,6 +114,7 @@ class Inspection:
             "compile_seconds": self.compile_seconds,
             "copies_in_loop": None if self.step is None else len(self.copies),
             "copies": self.copies,
+            "copies_at_entry": None if self.step is None else len(self.step.copies_at_entry),
         }
         for name, step, measured in (
             ("step", self.step, self.step_seconds),

@@ -16,7 +16,7 @@ gpu_compiler = _needs("jax_cuda12_plugin", "gpu-compiler")
 
 def device(name):
     """Returns a device's name as a parameter of a test that needs its compiler."""
-    return pytest.param(name, marks=tpu_compiler if name.startswith("v") else gpu_compiler, id=name)
+    return pytest.param(name, marks=tpu_compiler if name.startswith(("v", "tpu")) else gpu_compiler, id=name)
 
 
 def thorough(case):

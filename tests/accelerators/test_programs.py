@@ -73,7 +73,7 @@ def test_programs(name, shape, attention, setting):
     assert found.copies == []
     for step in (found.step, found.plain_step):
         assert step.host_loops == 0
-        assert step.vector_products == ()
+        assert step.vector_products == step.copies_at_entry == ()
     # The arguments are weights, cache and pool; everything else takes at most 0.6 GB.
     assert found.memory.needed - found.memory.arguments < 0.6e9
     weights = sum(x.size * 2 for x in jax.tree.leaves(params))
@@ -95,6 +95,25 @@ def steps(name, config, setting, capacity=1024, **options):
     programs = ModelPrograms(params, decoder, target, batch_size=1, capacity=capacity)
     found = [programs.loops(programs.decoding(each), each, each.block_size)[-1] for each in (setting, PLAIN)]
     return decoder.attention, found
+
+
+@pytest.mark.parametrize("name", [device("h100")])
+def test_products_of_the_same_tokens_are_one(name):
+    """But for matrices whose outputs are no multiple of 64: to join these, XLA would write them to one array."""
+    plain_steps = []
+    for size in (11008, 11040):
+        config = dataclasses.replace(LLAMA, num_layers=1, intermediate_size=size)
+        _, (_, plain_step) = steps(name, config, LookaheadConfig.tree(7))
+        assert not [copy for copy in plain_step.copies if f"[{2 * size},4096]" in copy]
+        plain_steps.append(plain_step)
+    assert plain_steps[0].kernels < plain_steps[1].kernels
+
+
+@pytest.mark.parametrize("name", [device("tpu7x")])
+def test_matrices_in_other_tiles_are_counted(name):
+    """The compiler for TPU7x copies those in bfloat16 that a loop reads to tiles of 16 rows, before the first step."""
+    _, found = steps(name, dataclasses.replace(LLAMA, num_layers=1), LookaheadConfig.tree(7))
+    assert [len(step.copies_at_entry) for step in found] == [8, 8]
 
 
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
