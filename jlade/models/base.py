@@ -219,7 +219,7 @@ def commit(
     arrays, blocks = (tuple(zip(*every, strict=True)) for every in (layers, block_kv))
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
     are_short = any(not kind.is_paged and kind.size <= 4 * indices.shape[1] for kind in kinds)
-    on_gpu = write_slices if are_short else scatter
+    on_gpu = write_slices if are_short else scatter_several
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
     written = jax.lax.platform_dependent(arrays, blocks, cache.length, indices, num_accepted, table, **forms)
@@ -269,6 +269,21 @@ def scatter(
         return _scatter(layer, block, indices, *places[kind])
 
     return _write_layers(write, layers, blocks, kinds)
+
+
+def scatter_several(
+    layers: Layers,
+    blocks: Layers,
+    length: jax.Array,
+    indices: jax.Array,
+    num_accepted: jax.Array,
+    table: jax.Array | None = None,
+    *,
+    kinds: tuple[CacheKind, ...],
+) -> Layers:
+    """`scatter` for GPUs, of two tokens or more: XLA makes two kernels for each array where it writes a single one."""
+    padded = jnp.pad(indices, ((0, 0), (0, max(0, 2 - indices.shape[1]))))
+    return scatter(layers, blocks, length, padded, num_accepted, table, kinds=kinds)
 
 
 def _pages(table: jax.Array, places: jax.Array) -> jax.Array:

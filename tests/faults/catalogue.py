@@ -259,8 +259,8 @@ FAULTS = (
         "tokens see those that pad their block",
         "jlade.models.llama.pad_block",
         lambda right: (
-            lambda tokens, positions, mask: (
-                *(padded := right(tokens, positions, mask))[:2],
+            lambda platform, tokens, positions, mask: (
+                *(padded := right(platform, tokens, positions, mask))[:2],
                 jnp.asarray(padded[2]).at[..., mask.shape[-1] :].set(True),
             )
         ),

@@ -1,4 +1,4 @@
-"""Commit, in its form for TPUs and its form for other devices, against a loop over single entries."""
+"""Commit, in its forms for TPUs, GPUs and other devices, against a loop over single entries."""
 
 import functools
 
@@ -12,15 +12,14 @@ import pytest
 from jlade.models import base
 from tests.models.pages import in_pages
 
-FORMS = {
-    name: jax.jit(form, static_argnames="kinds")
-    for name, form in (("tpu", base.write_slices), ("default", base.scatter))
-}
+WAYS = {"tpu": base.write_slices, "gpu": base.scatter_several, "default": base.scatter}
+FORMS = {name: jax.jit(form, static_argnames="kinds") for name, form in WAYS.items()}
 KV_HEADS, HEAD_DIM, BLOCK = 2, 3, 6
 CASES = {  # entries, lengths, indices, num_accepted
     "one sequence": (9, [4], [[0, 3, 5]], [2]),
     "nothing accepted": (9, [4], [[0, 3, 5]], [0]),
     "different lengths": (9, [0, 7, 3], [[0, 4, 5], [0, 1, 2], [5, 5, 0]], [3, 2, 0]),
+    "a single token": (9, [4, 8, 9], [[3], [2], [5]], [1, 1, 0]),
     "the last entries": (9, [6], [[0, 3, 5]], [3]),
     "fewer entries left than chosen": (9, [8, 9, 7], [[0, 3, 5, 1], [0, 2, 4, 1], [0, 1, 2, 3]], [1, 0, 2]),
     "fewer entries than chosen": (3, [0, 2], [[0, 3, 5, 1], [4, 3, 5, 1]], [3, 1]),
@@ -102,7 +101,7 @@ def test_bytes_and_their_scales(form, entries, is_ring, monkeypatch):
         return (*jax.tree.map(lambda x: (99 * x).astype(jnp.int8), arrays), *jax.tree.map(lambda x: x[..., 0], arrays))
 
     layers, blocks = with_scales(layers), with_scales(blocks)
-    run = {"tpu": base.write_slices, "default": base.scatter}[form]
+    run = WAYS[form]
     if entries == 8 and not is_ring:  # in pages, the same
         table = np.arange(1, 9, dtype=np.int32).reshape(4, 2)[:, ::-1]
         paged = tuple(kind._replace(size=4, is_paged=True) for kind in kinds)
@@ -114,7 +113,7 @@ def test_bytes_and_their_scales(form, entries, is_ring, monkeypatch):
 
 
 @hypothesis.given(st.data())
-def test_both_forms_agree_on_rings(data):
+def test_all_forms_agree_on_rings(data):
     size, num_chosen = data.draw(st.sampled_from([(1, 3), (3, 7), (5, 5), (9, 2)]))  # few programs
     lengths, accepted = (data.draw(st.lists(st.integers(0, most), min_size=3, max_size=3)) for most in (40, num_chosen))
     indices = [data.draw(st.permutations(range(BLOCK + 1)))[:num_chosen] for _ in lengths]
