@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import inspect
 import os
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -169,4 +170,10 @@ def _find(model: Source, device: str, dtype: Any, bits: int | None, capacity: in
     elif (tokenizer := formats.find(directory).tokenizer()) is not None:
         config = stop_strings.end_tokens(config, tokenizer)
     (target, *_), is_attached = targets.find(device)
+    if target.platform == "gpu" and not is_attached:
+        warnings.warn(
+            f"products for {device} are in tiles that were not timed, as it is not attached: programs that the device "
+            "itself compiles may be faster",
+            stacklevel=3,
+        )
     return _Found(shapes_of(model, directory, config, dtype, bits, target), tokenizer, target, is_attached)

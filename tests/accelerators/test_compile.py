@@ -1,5 +1,6 @@
 """Programs for devices that are not here, in files."""
 
+import contextlib
 import io
 import json
 import pickle
@@ -45,7 +46,9 @@ def check(directory, target):
 
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_programs_of_another_device_are_written_and_refused_here(name, tmp_path):
-    jlade.compile(tiny_llama(), tmp_path / "programs", name, lookahead=PAPER, capacity=64)
+    untimed = pytest.warns(UserWarning, match="tiles that were not timed, as it is not attached")
+    with untimed if name == "h100" else contextlib.nullcontext():
+        jlade.compile(tiny_llama(), tmp_path / "programs", name, lookahead=PAPER, capacity=64)
     (target,), _ = targets.find(name)
     assert check(tmp_path / "programs", target) == ["_begin_prefix", "_read", "_draw", "_noise", "_start", "_run"]
 
