@@ -40,7 +40,6 @@ RATES_AFTER_TOKENS = (0.65, 0.65, 0.6, 0.5, 0.34, 0.08, 0.03, 0.016)
 ODDS_AFTER_PAIRS = (1.6, 1.0, 0.3, -0.3, -0.8, -2.0, -2.9, -3.9, -3.9)
 ODDS_AFTER_TOKENS = (1.9, 1.9, 1.5, 1.3, 0.8, 0.2, -0.5, -1.0, -1.0, 0.2)
 RATES_AFTER_PAIRS = 1 / (1 + np.exp(-np.add.outer(ODDS_AFTER_PAIRS, ODDS_AFTER_TOKENS))).reshape(-1)
-PRIOR_SHARE = 0.92  # assumed, of these rates where the pair is known from a prior
 RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # by rank, the first if another was drawn
 MISSING, ONE_ROW = GRADES, GRADES + 1  # in the place of a grade: not among these tokens; there is no other row
 # The first kinds after a token, of the runners-up, after a pair, and after a pair of a prior.
@@ -59,9 +58,7 @@ class Recycled(Source):
     """
 
     about = "most probable tokens when last seen"
-    rates = np.concatenate(
-        [RATES_AFTER_TOKENS, RATES_OF_RUNNERS_UP, RATES_AFTER_PAIRS, PRIOR_SHARE * RATES_AFTER_PAIRS]
-    )
+    rates = np.concatenate([RATES_AFTER_TOKENS, RATES_OF_RUNNERS_UP, RATES_AFTER_PAIRS, RATES_AFTER_PAIRS])
     vocab_size: int
     size: int  # of the tree
     depth: int  # most tokens of a draft
