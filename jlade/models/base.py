@@ -272,18 +272,11 @@ def scatter(
 
 
 def scatter_several(
-    layers: Layers,
-    blocks: Layers,
-    length: jax.Array,
-    indices: jax.Array,
-    num_accepted: jax.Array,
-    table: jax.Array | None = None,
-    *,
-    kinds: tuple[CacheKind, ...],
+    layers: Layers, blocks: Layers, length: jax.Array, indices: jax.Array, *rest: Any, **kinds: Any
 ) -> Layers:
     """`scatter` for GPUs, of two tokens or more: XLA makes two kernels for each array where it writes a single one."""
     padded = jnp.pad(indices, ((0, 0), (0, max(0, 2 - indices.shape[1]))))
-    return scatter(layers, blocks, length, padded, num_accepted, table, kinds=kinds)
+    return scatter(layers, blocks, length, padded, *rest, **kinds)
 
 
 def _pages(table: jax.Array, places: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from jlade.models.grouped import GroupedMatrix
 from jlade.models.quantization import Int8Matrix, Matrix, multiply
 
 SMALL_BLOCK = 128  # tokens, of all sequences together
-JOINED = 64  # outputs, or a multiple
+JOINED = 64  # outputs of a matrix, or a multiple, with which XLA for GPUs reads it in its place in a joined product
 
 
 @flax.struct.dataclass
