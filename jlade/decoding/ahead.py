@@ -22,9 +22,13 @@ import jax
 from jlade.decoding import room, status
 
 T = TypeVar("T")
-# XLA for GPUs joins products of the same tokens with several matrices, such as those of queries, keys and values, by
-# default with small ones alone: up to so many megabytes. Its kernel reads each matrix where it lies.
-COMPILER_OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 4096}}
+COMPILER_OPTIONS: dict[str, dict[str, int | bool]] = {
+    # XLA joins products of the same tokens with several matrices, such as those of queries, keys and values, by default
+    # with small ones alone: up to so many megabytes. Its kernel reads each matrix where it lies.
+    "gpu": {"xla_gpu_dot_merger_threshold_mb": 4096},
+    # The compiler for TPU7x would copy all 16-bit weights that a loop reads into tiles of 16 rows before the loop.
+    "tpu": {"xla_tpu_control_large_2nd_minor_layout_for_x16": False},
+}
 _config: Any = jax.config  # for type checkers it has no options
 
 
@@ -34,13 +38,13 @@ class Call(NamedTuple):
     program: str  # the name of the function
     function: Callable[..., Any]  # itself, which `jax.jit` traces with `options`
     options: dict[str, Any]
-    jitted: Any  # the result of `jax.jit`; it takes `arrays`, and `settings` as keywords
+    programs: "_Programs"  # of the function with these settings
     arrays: tuple[Any, ...]  # pytrees of arrays, or of shapes
     settings: dict[str, Any]  # the static arguments by their names
 
     def run(self) -> Any:
         """Returns the results as if nothing intercepted the call; it compiles the program if it is new."""
-        return _run(self.jitted, self.arrays, self.settings)
+        return self.programs.run(self.arrays, self.settings)
 
     def apart(self) -> "Call":
         """Returns the call of a copy of the function, with which it shares no program in memory."""
@@ -49,7 +53,7 @@ class Call(NamedTuple):
         def copy(*args: Any, **kwargs: Any) -> Any:
             return self.function(*args, **kwargs)
 
-        return self._replace(jitted=jax.jit(copy, **self.options))
+        return self._replace(programs=_Programs(copy, self.options))
 
 
 Handler = Callable[[Call], Any]
@@ -95,10 +99,10 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
             _here.depth += 1
             try:
                 if handler is None:
-                    results: T = _run(programs.jitted, arrays, settings)
+                    results: T = programs.run(arrays, settings)
                 else:
                     with intercept(None):
-                        results = handler(Call(function.__name__, function, options, programs.jitted, arrays, settings))
+                        results = handler(Call(function.__name__, function, options, programs, arrays, settings))
             finally:
                 _here.depth -= 1
                 if _here.traced and not _here.depth:
@@ -123,10 +127,19 @@ class _Programs(room.Programs):
                 status.begin_program()
             return function(*args, **kwargs)
 
-        # For type checkers the result has no `clear_cache`. CPUs ignore the options for GPUs.
-        jitted: Any = jax.jit(traced, **options, compiler_options=COMPILER_OPTIONS.get(jax.default_backend()))
-        super().__init__(jitted.clear_cache)
-        self.jitted = jitted
+        self._jit: Any = functools.partial(jax.jit, traced, **options)
+        self.jitted = self._jit(compiler_options=COMPILER_OPTIONS.get(jax.default_backend()))
+        super().__init__(lambda: self.jitted.clear_cache())
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Returns the results for arrays, or their shapes for shapes, for which it compiles the program."""
+        try:
+            return _run(self.jitted, args, kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            if not refuses_options(error):
+                raise
+            self.jitted = self._jit()
+            return _run(self.jitted, args, kwargs)
 
 
 class _Here(threading.local):
@@ -156,6 +169,11 @@ def shapes(arrays: Any) -> Any:
 def results_of(compiled: Any) -> Any:
     """Returns the shapes of the results of a program, a `jax.stages.Compiled`, with their shardings."""
     return jax.tree.map(lambda result: _placed(result, result.sharding), compiled.out_info)
+
+
+def refuses_options(error: jax.errors.JaxRuntimeError) -> bool:
+    """Returns whether a program is for a CPU beside a TPU, whose options its compiler does not know."""
+    return "No such compile option" in str(error)
 
 
 def _run(jitted: Any, args: Any, kwargs: Any) -> Any:

@@ -133,7 +133,7 @@ def programs_of(run: Callable[[], Any], place: jax.Device | Mesh, anew: bool = F
         leaves, structure = jax.tree.flatten(call.arrays)
         key = call.program, *call.settings.values(), *leaves, structure
         if key not in made:
-            made[key] = Made(call, compiled(call.jitted, call.arrays, call.settings, place))
+            made[key] = Made(call, compiled(call.programs.jitted, call.arrays, call.settings, place))
         return ahead.results_of(made[key].compiled)
 
     with ahead.intercept(handler), without_cache() if anew else contextlib.nullcontext():
@@ -156,10 +156,14 @@ def compiled(jitted: Any, arguments: Iterable[Any], settings: Mapping[str, Any],
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         lowered = jitted.trace(*arguments, **settings).lower(lowering_platforms=(platform,))
-    if device in jax.local_devices():
-        return lowered.compile()
-    with without_cache():  # JAX would keep the program, but cannot load it again without the device
-        return lowered.compile(ahead.COMPILER_OPTIONS.get(device.platform))
+    # JAX would keep the program, but cannot load it again without the device.
+    with contextlib.nullcontext() if device in jax.local_devices() else without_cache():
+        try:
+            return lowered.compile(ahead.COMPILER_OPTIONS.get(device.platform))
+        except jax.errors.JaxRuntimeError as error:
+            if not ahead.refuses_options(error):
+                raise
+            return lowered.compile()  # it uses none of its arguments, and so is for the CPU here
 
 
 @contextlib.contextmanager

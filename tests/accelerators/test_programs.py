@@ -15,6 +15,7 @@ from jlade import LookaheadConfig, NGramConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
+from jlade.decoding import ahead
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
@@ -110,10 +111,12 @@ def test_products_of_the_same_tokens_are_one(name):
 
 
 @pytest.mark.parametrize("name", [device("tpu7x")])
-def test_matrices_in_other_tiles_are_counted(name):
-    """The compiler for TPU7x copies those in bfloat16 that a loop reads to tiles of 16 rows, before the first step."""
-    _, found = steps(name, dataclasses.replace(LLAMA, num_layers=1), LookaheadConfig.tree(7))
-    assert [len(step.copies_at_entry) for step in found] == [8, 8]
+def test_no_program_copies_weights_to_other_tiles(name, monkeypatch):
+    """The compiler for TPU7x would copy those in bfloat16 that a loop reads to tiles of 16 rows, before the first step."""
+    for num_copies in (0, 8):
+        _, found = steps(name, dataclasses.replace(LLAMA, num_layers=1), LookaheadConfig.tree(7))
+        assert [len(step.copies_at_entry) for step in found] == [num_copies] * 2
+        monkeypatch.setattr(ahead, "COMPILER_OPTIONS", {})
 
 
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
