@@ -25,7 +25,9 @@ T = TypeVar("T")
 COMPILER_OPTIONS: dict[str, dict[str, int | bool]] = {
     # XLA joins products of the same tokens with several matrices, such as those of queries, keys and values, by default
     # with small ones alone: up to so many megabytes. Its kernel reads each matrix where it lies.
-    "gpu": {"xla_gpu_dot_merger_threshold_mb": 4096},
+    # By default it also omits roundings to bfloat16 that are widened again, where CPUs and TPUs round: a text would
+    # depend on its division into blocks, as keys are rounded in the cache.
+    "gpu": {"xla_gpu_dot_merger_threshold_mb": 4096, "xla_allow_excess_precision": False},
     # The compiler for TPU7x would copy all 16-bit weights that a loop reads into tiles of 16 rows before the loop.
     "tpu": {"xla_tpu_control_large_2nd_minor_layout_for_x16": False},
 }

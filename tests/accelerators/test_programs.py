@@ -110,9 +110,17 @@ def test_products_of_the_same_tokens_are_one(name):
     assert plain_steps[0].kernels < plain_steps[1].kernels
 
 
+@pytest.mark.parametrize("name", [device("h100"), device("v5e")])
+def test_programs_round_to_bfloat16_where_they_say_so(name):
+    target = targets.find(name)[0][0]
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    text = targets.compile_for(target, lambda x: 2 * x.astype(jnp.bfloat16).astype(jnp.float32), x).as_text()
+    assert "= bf16[8,128]" in text
+
+
 @pytest.mark.parametrize("name", [device("tpu7x")])
 def test_no_program_copies_weights_to_other_tiles(name, monkeypatch):
-    """The compiler for TPU7x would copy those in bfloat16 that a loop reads to tiles of 16 rows, before the first step."""
+    """The compiler for TPU7x would copy those in bfloat16 that a loop reads to tiles of 16 rows, before the loop."""
     for num_copies in (0, 8):
         _, found = steps(name, dataclasses.replace(LLAMA, num_layers=1), LookaheadConfig.tree(7))
         assert [len(step.copies_at_entry) for step in found] == [num_copies] * 2
