@@ -5,8 +5,8 @@
 
 The compilers of TPUs and GPUs are in the extras tpu-compiler and gpu-compiler. One variable changes at a time: the
 block size with one sequence and 4096 cache entries; then, for blocks of 1 and 120 tokens, the batch size and the length
-of the cache. Layers are alike, so programs have 4 layers, and the operations of a layer count as often as there are
-more of them; --layers 0 compiles all layers.
+of the cache. Layers are alike, or each group of some is, so programs have 2 layers and 4, and each further two add the
+same time; --layers 4 is for groups of four, --layers 0 compiles all layers.
 
 An attached device runs programs with all layers, random weights and a nearly full cache. The rates of a CPU have no
 data sheet: they are measured in the same run.
@@ -18,7 +18,6 @@ import functools
 import itertools
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -44,7 +43,7 @@ from jlade.costs.devices import DEVICES
 from jlade.costs.estimate import Rates
 from jlade.inspection import targets
 from jlade.inspection.hlo import Module
-from jlade.inspection.launches import STARTS, Launch, launches
+from jlade.inspection.launches import launches
 from jlade.inspection.model_programs import ModelPrograms
 from jlade.mesh import default_device, num_bytes
 from jlade.models.attention import plain
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
-    parser.add_argument("--layers", type=int, default=4, metavar="L", help="to compile, 0 for all (default: 4)")
+    parser.add_argument("--layers", type=int, default=2, metavar="L", help="to compile L and 2 L; 0: all (default: 2)")
     options = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {"layers": options.layers}
@@ -92,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if device == "attached":
                 row |= compare(name, config, request | {"rates": rates})
             else:
-                row |= extrapolate(name, config, request, options.layers or config.num_layers)
+                row |= extrapolate(name, config, request, options.layers)
             rows.append(row)
             values = (f"{value:.3g}" if isinstance(value, float) else value for value in row.values())
             print("  ".join(f"{key} {value}" for key, value in zip(row, values, strict=True)), flush=True)
@@ -112,18 +111,22 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
 def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layers: int) -> dict[str, float]:
     """Returns the estimated milliseconds of a step with all layers, and of its two sides.
 
-    A program of `layers` layers is compiled, and the operations of its layers count as often as there are more.
+    Programs of `layers` and twice as many are compiled; each further `layers` add as much. With 0 all are compiled.
     """
     rates = estimate.rates(DEVICES[device].platform, DEVICES[device].kind)
-    module, body = _compiled(SAME_PROGRAM.get(device, device), config, layers, **request)
-    more = config.num_layers / layers
-    launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
-    works = (
-        launch.work._replace(times=launch.times * (more if _is_of_layer(launch, config.vocab_size) else 1))
-        for launch in launched
-    )
-    whole = estimate.time(rates, works)
-    figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
+
+    def figures_with(num_layers: int) -> np.ndarray:
+        module, body = _compiled(SAME_PROGRAM.get(device, device), config, num_layers, **request)
+        launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
+        time = estimate.time(rates, (launch.work for launch in launched))
+        return 1e3 * np.array([time.total, time.arithmetic, time.memory])
+
+    if layers:
+        first, second = figures_with(layers), figures_with(2 * layers)
+        whole = first + (config.num_layers / layers - 1) * (second - first)
+    else:
+        whole = figures_with(config.num_layers)
+    figures = dict(zip(("ms", "arithmetic_ms", "memory_ms"), map(float, whole), strict=True))
     params, lookahead = param_shapes(config, jnp.bfloat16, request["bits"]), request["lookahead"]
     cache = cache_shapes(Llama(config), params, request["batch_size"], request["capacity"])
     pool = 4 * config.vocab_size * lookahead.ngrams.guess_set_size * (lookahead.ngram_size - 1)
@@ -150,15 +153,6 @@ def _compiled(
     programs = ModelPrograms(params, decoder, target, batch_size, capacity)
     module = Module(programs.decoding(lookahead).as_text())
     return module, module.body(module.loops(module.entry)[-1])
-
-
-def _is_of_layer(launch: Launch, vocab_size: int) -> bool:
-    """Whether an operation belongs to a layer, or fetches or keeps arrays of one."""
-    name = re.search(r'op_name="([^"]*)"', launch.instruction.attributes)
-    if name is None:  # copies of TPUs; products of GPUs with one token, but for that with the output matrix
-        product = bool(launch.flops) and vocab_size not in launch.result.dimensions
-        return product or launch.instruction.opcode in STARTS
-    return any(part in name[1] for part in ("_layer", "_write_slice", "_scatter", "jit(commit)"))
 
 
 def attached() -> str:
