@@ -22,6 +22,14 @@ MAY_BE_ZERO = ("per_layer_size", "per_layer_vocab_size")  # fields that are read
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token", *MAY_BE_ZERO)
 MAX_LAYERS, MAX_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
 WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # read the hidden states and keys of another model
+UNSCALED = ("aya_vision", "cohere2_vision")  # whose classes leave out the scale of logits that their text part has
+# Sizes that text parts of early models with images omit: those of transformers' classes.
+CLASS_SIZES = {
+    "llama": dict(zip(SIZES, (32000, 4096, 11008, 32, 32), strict=True)),
+    "mistral": dict(zip(SIZES, (32000, 4096, 14336, 32, 32), strict=True)) | {"num_key_value_heads": 8},
+    "qwen2": dict(zip(SIZES, (151936, 4096, 22016, 32, 32), strict=True)),
+}
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 # Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
 # a family reads are in its entry.
@@ -72,13 +80,14 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     return dataclasses.replace(
         config,
         eos_ids=_read_eos_ids(settings, raw, config.vocab_size, strict),
+        media_ids=_read_media_ids(raw),
         stop_strings=generation_settings.stop_strings(settings),
     )
 
 
 def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> LlamaConfig:
     """Returns the configuration in the whole content of config.json, without end tokens; `file` is for messages."""
-    if raw.get("model_type") in list(WITH_TEXT):
+    if raw.get("model_type") in list(WITH_TEXT) or _is_wrapper(raw):
         raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
     name = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
@@ -273,36 +282,45 @@ def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
         if isinstance(value, float) and isinstance(getattr(other, name), float)
         else value == getattr(other, name)
         for name, value in vars(config).items()
-        if name not in ("eos_ids", "stop_strings", "max_positions")
+        if name not in ("eos_ids", "media_ids", "stop_strings", "max_positions")
     )
+
+
+def _is_wrapper(raw: Mapping[str, Any]) -> bool:
+    """Whether a model of an unknown type has a text part of a known one."""
+    text, known = raw.get("text_config"), [*FAMILIES, *OTHER_NAMES]
+    is_known = raw.get("model_type") in [*known, *WITH_TEXT, *ASSISTANTS]
+    return not is_known and isinstance(text, dict) and text.get("model_type") in known
 
 
 def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """Returns the configuration of the text part of a model with other parts."""
-    architecture, name = WITH_TEXT[raw["model_type"]]
-    text = raw.get("text_config")
+    text, is_listed = raw.get("text_config"), raw.get("model_type") in list(WITH_TEXT)
+    architecture, name = WITH_TEXT[raw["model_type"]] if is_listed else (None, raw["text_config"]["model_type"])
     if text is None and raw["model_type"] in WITHIN:
         of_others = ("model_type", "image_", "video_", "vision_")
         text = {key: value for key, value in raw.items() if not key.startswith(of_others)}
     if not isinstance(text, dict):
         raise ValueError(f"{file}: text_config must be an object, got {text!r}")
     architectures = raw.get("architectures") or [architecture]
-    if architectures != [architecture]:
+    if is_listed and architectures != [architecture]:
         raise ValueError(f"{file}: architectures is {architectures}; supported is {architecture}")
     shared = {key: raw[key] for key in ("eos_token_id", "quantization_config", "tie_word_embeddings") if key in raw}
     parts = [key for key in raw if key.endswith("_config") and key not in ("text_config", *shared)]
     if left_out := ", ".join(key for key in parts if raw[key]):
         warning = f"{file}: only the text part of the model is read; left out are {left_out}"
         refuse_or_warn(strict, file, f"models of more than text: {left_out}", warning)
-    family, model_type = FAMILIES[name], text.get("model_type", name)
+    family, model_type = FAMILIES[OTHER_NAMES.get(name, name)], text.get("model_type", name)
+    defaults, only = (family.part_defaults, family.part_only) if is_listed else (CLASS_SIZES.get(name, {}), {})
     text = _with_own_keys(file, text, family)
-    for key, value in family.part_only.items():
+    for key, value in only.items():
         if text.get(key) not in (None, value):
             raise ValueError(f"{file}: text_config has {key} {text[key]!r}; supported is {value!r}")
-    content = dict(family.part_defaults) | {key: text[key] for key in text if key != "architectures"} | shared
-    content |= family.part_only
+    content = dict(defaults) | {key: text[key] for key in text if key != "architectures"} | shared | dict(only)
     content |= {key: of_text(text[key]) for key in SETTINGS if isinstance(text.get(key), dict)}
-    return content | {"model_type": name if model_type == f"{raw['model_type']}_text" else model_type}
+    if raw.get("model_type") in UNSCALED:
+        content["logit_scale"] = 1.0
+    return content | {"model_type": name if model_type == f"{raw.get('model_type')}_text" else model_type}
 
 
 def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, strict: bool) -> tuple[int, ...]:
@@ -313,7 +331,7 @@ def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, str
         config.json, which transformers does not take where there is a generation_config.json.
     """
     file, value = settings.file, settings.get("eos_token_id")
-    if value is None and (value := raw.get("eos_token_id")) is not None:
+    if value is None and (value := _own_end(raw)) is not None:
         warning = f"{file} has no eos_token_id: texts end with {value!r}, that of config.json"
         refuse_or_warn(strict, file, "settings without eos_token_id beside one in config.json", warning)
         file = file.with_name("config.json")
@@ -325,6 +343,22 @@ def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, str
         said = f"end tokens that no text has: eos_token_id is {value!r}, and the vocabulary ends with {vocab_size - 1}"
         refuse_or_warn(strict, file, said, f"{file}: ignored {said}")
     return inside
+
+
+def _own_end(raw: Mapping[str, Any]) -> Any:
+    """Returns the end token, or tokens, in the content of config.json, or else in that of its text part."""
+    text = raw.get("text_config")
+    parts = raw, text if isinstance(text, dict) else {}
+    return next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None)
+
+
+def _read_media_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the tokens in whose place a model with other parts reads what these make of images, videos and sounds."""
+    if "text_config" not in raw and raw.get("model_type") not in WITHIN:
+        return ()
+    keys = (f"{kind}_token_{name}" for kind in ("image", "video", "audio") for name in ("id", "index"))
+    values = {raw[key] for key in keys if isinstance(raw.get(key), int)}
+    return tuple(sorted(values))
 
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:

@@ -30,6 +30,7 @@ INNER = (
     "embed_tokens_per_layer.",
     "per_layer_",
 )
+TEXT_PARTS = ("language_model.", "text_model.", "llm.")  # names of the text part in models with others
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
 # Ends of names of tensors with an axis of one element that their arrays lack: [channels, 1, taps] and [1, N]
 MORE_AXES = {"conv1d.weight": 1, "conv.conv.weight": 1, "moe_statics.e_score_correction_bias": 0}
@@ -107,12 +108,14 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
     """Returns the tensors of the text part of a model with other parts, by their names in a model of text alone."""
     renamed: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
-        inner = name.removeprefix("model.").removeprefix("language_model.")
-        if inner != name.removeprefix("model."):
-            renamed[inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"] = tensor
+        inner = outer = name.removeprefix("model.")
+        for part in TEXT_PARTS:
+            inner = inner.removeprefix(part)
+        if inner != outer:
+            renamed[inner if inner.startswith(("model.", "lm_head.", "backbone.")) else f"model.{inner}"] = tensor
         elif name.startswith(("lm_head.", PREDICTORS)):
             renamed[name] = tensor
-    if any(name.startswith("model.") for name in renamed):
+    if any(".layers." in name for name in renamed):
         return renamed
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("visual.")}  # early Qwen2.5-VL
 

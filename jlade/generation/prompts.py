@@ -189,6 +189,18 @@ def check_room(length: int, limit: int, minimum: int, room: Room) -> None:
         raise ArgumentValueError("min_new_tokens", f"must be at most {limit}, the limit of new tokens, got {minimum}")
 
 
+def check_no_media(prompts: Sequence[np.ndarray], media_ids: Sequence[int]) -> None:
+    """Raises a ValueError for a prompt with one of the tokens that stand for images, videos and sounds."""
+    for ids in prompts if media_ids else ():
+        media = ids[np.isin(ids, media_ids)]
+        if len(media):
+            raise ArgumentValueError(
+                "prompt",
+                f"holds token {media[0]}, in whose place the model reads an image, a video or a sound; only its "
+                "text part is here, so accepted are texts without",
+            )
+
+
 def _check_no_message(name: str, prompt: Any) -> None:
     """Raises a TypeError for a message of a chat, or a list of them."""
     first = prompt[0] if isinstance(prompt, list | tuple) and prompt else prompt

@@ -135,6 +135,7 @@ def fill(params: Params, setup: Setup, prompts: list[np.ndarray], options: Optio
     options = dataclasses.replace(options, tokenizer=setup.tokenizer)
     decoder, lookahead = setup.config.decoder, setup.config.lookahead
     number, vocab_size = len(prompts), decoder.vocab_size
+    prompts_lib.check_no_media(prompts, getattr(decoder, "media_ids", ()))  # which other decoders may lack
     room = Room(decoder.max_positions, f"the model reads at most {decoder.max_positions} positions")
     limits, minimums = prompts_lib.limits(prompts, options.max_new_tokens, options.min_new_tokens, room)
     for ids, limit, minimum in zip(prompts, limits, minimums, strict=True):

@@ -143,6 +143,7 @@ class LlamaConfig:
     # Mistral, Qwen2: number of tokens that a token of each layer sees, itself included, None for all; () for no windows
     sliding_windows: tuple[int | None, ...] = ()
     eos_ids: tuple[int, ...] = ()  # tokens that end a text
+    media_ids: tuple[int, ...] = ()  # tokens that stand for images, videos and sounds, which no text has
     stop_strings: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # that end a text; they cost no time
     model_type: str | None = None  # of transformers; None for LLaMA, Mistral, Qwen2 and Qwen3: see `family`
 

@@ -151,6 +151,10 @@ class Llama:
         return self.config.eos_ids
 
     @property
+    def media_ids(self) -> tuple[int, ...]:
+        return self.config.media_ids
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         return self.config.stop_strings
 

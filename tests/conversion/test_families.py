@@ -573,6 +573,23 @@ def test_qwen_3_vl_rotates_text_by_one_position(tmp_path):
     assert (config.rope_theta, config.max_positions) == (5e5, 128000)
 
 
+@pytest.mark.filterwarnings("ignore:.*only the text part")
+@pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
+def test_a_model_of_any_type_with_a_known_text_part(tmp_path):
+    """As in llava-hf/llava-v1.6-mistral-7b-hf, whose text part omits sizes."""
+    text = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 32064, "eos_token_id": 2}
+    parts = {"text_config": text, "vision_config": {"image_size": 336}, "image_token_index": 32000}
+    config = read_config(write(tmp_path, "llava_next", **parts, architectures=["LlavaNextForConditionalGeneration"]))
+    assert (config.family, config.hidden_size, config.intermediate_size, config.num_kv_heads) == (
+        *("mistral", 4096, 14336, 8),
+    )
+    assert (config.vocab_size, config.eos_ids, config.media_ids) == (32064, (2,), (32000,))
+    for name, of_text in (("gemma4_assistant", "gemma4_text"), ("llava_next", "opt")):
+        directory = write(tmp_path, name, text_config=text | {"model_type": of_text})
+        with pytest.raises(ValueError, match=f"model_type is '{name}'; supported are"):
+            read_config(directory)
+
+
 WITH_VISION = {
     "Gemma3": ("gemma3_text", "siglip_vision_model"),
     "Gemma4": ("gemma4_text", "gemma4_vision"),
@@ -586,6 +603,9 @@ WITH_VISION = {
     "Qwen3VLMoe": ("qwen3_vl_moe_text", "qwen3_vl_moe_vision"),
     "Qwen3_5": ("qwen3_5_text", "qwen3_5_vision"),
     "Qwen3_5Moe": ("qwen3_5_moe_text", "qwen3_5_moe_vision"),
+    "Cohere2Vision": ("cohere2", "siglip_vision_model"),
+    "Llava": ("mistral", "clip_vision_model"),
+    "SmolVLM": ("llama", "smolvlm_vision"),
 }
 
 
@@ -595,8 +615,8 @@ def with_vision(request, tmp_path_factory):
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
     kind, _, _ = request.param.partition(",")
-    is_gemma = kind.startswith("Gemma")
-    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if is_gemma else None}
+    is_tied = kind.startswith(("Gemma", "Cohere"))  # and with windows
+    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if is_tied else None}
     text |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None, "max_position_embeddings": 128}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
@@ -615,9 +635,9 @@ def with_vision(request, tmp_path_factory):
         text |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     text_type, vision_type = WITH_VISION[request.param]
     parts = {
-        "text_config": text | {"model_type": text_type, "tie_word_embeddings": is_gemma},
+        "text_config": text | {"model_type": text_type, "tie_word_embeddings": is_tied},
         "vision_config": vision | {"model_type": vision_type},
-        "tie_word_embeddings": is_gemma,
+        "tie_word_embeddings": is_tied,
         "image_token_index": 3,
         **({"mm_tokens_per_image": 4} if kind == "Gemma3" else {}),
     }
@@ -647,8 +667,11 @@ def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
         assert main(["convert", str(directory), str(tmp_path / kind), "--to", kind]) == 0
         assert capsys.readouterr().err.count("left out are vision_config") == 1
         again, _ = jlade.load(tmp_path / kind, dtype="float32")
-        assert dataclasses.replace(again.config, eos_ids=()) == dataclasses.replace(params.config, eos_ids=())
+        same = {"eos_ids": (), "media_ids": ()}
+        assert dataclasses.replace(again.config, **same) == dataclasses.replace(params.config, **same)
         jax.tree.map(np.testing.assert_array_equal, again.layers, params.layers)
+    with pytest.raises(ValueError, match="prompt holds token 3, in whose place the model reads an image, a video or"):
+        jlade.generate(params, [4, 3, 5], max_new_tokens=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*only the text part")
@@ -715,7 +738,8 @@ def test_files_of_qwen_2_5_vl(with_vision, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(content | {"vision_token_id": 48}))
     with pytest.warns(UserWarning, match="left out are vision_config"):
         found, expected = (load_hf(path, "float32") for path in (tmp_path, directory))
-    assert dataclasses.replace(found.config, eos_ids=()) == dataclasses.replace(expected.config, eos_ids=())
+    same = {"eos_ids": (), "media_ids": ()}
+    assert dataclasses.replace(found.config, **same) == dataclasses.replace(expected.config, **same)
     assert_same_arrays(found, expected)
 
 
