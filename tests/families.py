@@ -3,7 +3,7 @@
 import pytest
 
 from jlade.conversion import load_hf
-from jlade.conversion.families import FAMILIES
+from jlade.conversion.families import READ
 
 LENGTH = 96  # no text is longer
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -71,7 +71,13 @@ ROWS = {
         ),
     ),
     "llama, proportional": ("Llama", {"head_dim": 12} | rope("proportional", factor=2.0, partial_rotary_factor=0.5)),
+    "arcee": ("Arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "nemotron": ("Nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 1}),
     "gemma": ("Gemma", {"head_dim": 12}),
+    "vaultgemma": (
+        "VaultGemma",
+        {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 10, "final_logit_softcapping": 5.0},
+    ),
     "gemma2": (
         "Gemma2",
         {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 10}
@@ -191,6 +197,7 @@ ROWS = {
     "helium": ("Helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "exaone4": ("Exaone4", {"sliding_window": 7, "layer_types": SLIDING}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 12} | rope("dynamic", alpha=100.0, factor=1.0)),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {"num_experts": 4, "moe_topk": [2, 2], "head_dim": 12}),
     "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 7}),
     "phimoe": (
@@ -271,6 +278,18 @@ ROWS = {
         "DeepseekV3",
         LATENT | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "rope_interleave": False},
     ),
+    "deepseek_v32": (
+        "DeepseekV32",
+        LATENT
+        | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "index_topk": LENGTH}
+        | {"index_head_dim": 8, "index_n_heads": 2},
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsa",
+        LATENT
+        | {"first_k_dense_replace": 1, "indexer_types": ["full", "shared"], "index_topk": LENGTH}
+        | {"index_head_dim": 8, "index_n_heads": 2},
+    ),
     "glm4_moe_lite": (
         "Glm4MoeLite",
         LATENT | {"num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False},
@@ -288,7 +307,15 @@ ROWS = {
             mscale_all_dim=0.6,
         ),
     ),
+    "flex_olmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": True}),
+    "mellum": (
+        "Mellum",
+        EXPERTS
+        | {"sliding_window": 7, "layer_types": SLIDING, "mlp_layer_types": ["sparse", "dense"], "head_dim": 12}
+        | rope_of_full_attention(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=500.0),
+    ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoeshared": ("GraniteMoeShared", {"num_local_experts": 4, "shared_intermediate_size": 20}),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
     "gpt_oss": (
         "GptOss",
@@ -353,7 +380,7 @@ SCALES = "router.gate.weight", "layer_scalar", "router.scale", "per_expert_scale
 def class_of(model_type):
     """Returns the class of transformers, which AutoModelForCausalLM does not know for some families."""
     transformers = pytest.importorskip("transformers")
-    return getattr(transformers, FAMILIES[model_type].architecture)
+    return getattr(transformers, READ[model_type].architecture)
 
 
 def model_of(family, changes):

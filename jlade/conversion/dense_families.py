@@ -1,5 +1,6 @@
 """The families of dense models: what is in their config.json and in their files. `families` has those of all models."""
 
+import dataclasses
 from collections.abc import Callable
 
 from jlade.conversion import hf_falcon
@@ -61,7 +62,7 @@ ATTENTION_BIAS = {"qkv_bias": "attention_bias", "attention_output_bias": "attent
 _BIASES = ATTENTION_BIAS | {"mlp_bias": "mlp_bias"}
 _CAPS = {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
 _QUERY_SCALE = {"attention_scale": "query_pre_attn_scalar"}
-_POST_NORMS = {"pre_norms": False, "post_norms": True}
+POST_NORMS = {"pre_norms": False, "post_norms": True}
 _FUSED_MLP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj.weight": ("mlp.gate", "mlp.up")}
 _FUSED_ATTENTION: dict[str, tuple[str, ...]] = {
     "self_attn.qkv_proj.weight": ("attention.query", "attention.key", "attention.value")
@@ -110,6 +111,10 @@ _COHERE = {
 _COHERE_KEYS = ATTENTION_BIAS | {"norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"}
 _IS_COHERE = {"norm": "layer", "parallel": True, "interleaved_rotary": True}
 _ONE_BIAS = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), "use_bias")
+HUNYUAN_NORMS = {
+    "attention.query_norm": "self_attn.query_layernorm.weight",
+    "attention.key_norm": "self_attn.key_layernorm.weight",
+}
 GRANITE = {
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
@@ -137,12 +142,37 @@ def _if_mixture(key: str) -> Callable[[Values], int]:
     return lambda values: values.size(key) if values.boolean("enable_moe_block") else 0
 
 
+_VAULT_GEMMA = Family(
+    "VaultGemmaForCausalLM",
+    _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2},
+    keys=ATTENTION_BIAS | _CAPS | _QUERY_SCALE,
+    fixed=_IS_GEMMA,
+    only=_IS_GELU,
+    tensors=_NORM_BEFORE_MLP,
+    elsewhere=dict.fromkeys((*_CAPS.values(), *_QUERY_SCALE.values())),
+    ignored=("sliding_window_pattern",),
+)
+
 DENSE: dict[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM",
         {"max_sequence_length": None},
         keys=_BIASES,
         elsewhere=BIASES,
+    ),
+    "arcee": Family(
+        "ArceeForCausalLM",
+        {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        keys=_BIASES,
+        fixed={"activation": "relu2", "gated_mlp": False},
+        only={"hidden_act": ("relu2",)},
+    ),
+    "nemotron": Family(
+        "NemotronForCausalLM",
+        {"norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.5},
+        keys=_BIASES | {"norm_eps": "norm_eps"},
+        fixed={"norm": "layer_plus_one", "norm_bias": True, "activation": "relu2", "gated_mlp": False},
+        only={"hidden_act": ("relu2",)},
     ),
     "mistral": Family(
         "MistralForCausalLM",
@@ -176,16 +206,10 @@ DENSE: dict[str, Family] = {
         fixed=_IS_GEMMA,
         only=_IS_GELU,
     ),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2},
-        keys=ATTENTION_BIAS | _CAPS | _QUERY_SCALE,
-        fixed=_IS_GEMMA | {"post_norms": True},
-        only=_IS_GELU,
-        tensors=_NORM_BEFORE_MLP,
-        elsewhere=dict.fromkeys((*_CAPS.values(), *_QUERY_SCALE.values())),
-        ignored=("sliding_window_pattern",),
+    "gemma2": dataclasses.replace(
+        _VAULT_GEMMA, architecture="Gemma2ForCausalLM", fixed=_IS_GEMMA | {"post_norms": True}
     ),
+    "vaultgemma": _VAULT_GEMMA,
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         _GEMMA_2 | _GEMMA_3,
@@ -354,7 +378,7 @@ DENSE: dict[str, Family] = {
         "Olmo2ForCausalLM",
         {"rms_norm_eps": 1e-5},
         keys=ATTENTION_BIAS,
-        fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
+        fixed=POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
     ),
     "olmo3": Family(
         "Olmo3ForCausalLM",
@@ -365,7 +389,7 @@ DENSE: dict[str, Family] = {
             "sliding_window_pattern": 4,
         },
         keys=ATTENTION_BIAS,
-        fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
+        fixed=POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
         rotary="type",
         ignored=("sliding_window_pattern",),
     ),
@@ -486,7 +510,7 @@ DENSE: dict[str, Family] = {
     "exaone4": Family(
         "Exaone4ForCausalLM",
         LISTED | {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
-        fixed=_POST_NORMS | {"qk_norm": True},
+        fixed=POST_NORMS | {"qk_norm": True},
         rotary="windows",
     ),
     "hunyuan_v1_dense": Family(
@@ -496,10 +520,7 @@ DENSE: dict[str, Family] = {
         fixed={"qk_norm": True, "qk_norm_kind": "rotated"},
         only={"use_qk_norm": (True,)},
         rotary="alpha",
-        tensors={
-            "attention.query_norm": "self_attn.query_layernorm.weight",
-            "attention.key_norm": "self_attn.key_layernorm.weight",
-        },
+        tensors=HUNYUAN_NORMS,
     ),
     "seed_oss": Family(
         "SeedOssForCausalLM",

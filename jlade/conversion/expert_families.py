@@ -1,9 +1,21 @@
 """The families of mixtures of experts: what is in their config.json and in their files."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, MINISTRAL_YARN, QWEN
+from jlade.conversion.dense_families import (
+    ATTENTION_BIAS,
+    GRANITE,
+    GRANITE_KEYS,
+    HUNYUAN_NORMS,
+    LISTED,
+    MINISTRAL_YARN,
+    POST_NORMS,
+    QWEN,
+)
 from jlade.conversion.family import JOINED_EXPERTS, Family
+from jlade.conversion.json_files import Values
 
 _MLP = ("gate", "up", "down")
 GRANITE_EXPERTS = {
@@ -76,7 +88,27 @@ _DEEPSEEK_V3 = Family(
     tensors=_SHARED_EXPERTS,
     fused=_LATENT_FUSED,
     row_groups=_LATENT_GROUPS,
+    unread=tuple(
+        f"indexer.{name}"
+        for name in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
+    ),
 )
+
+
+def _of_all_layers(key: str) -> Callable[[Values], Any]:
+    """Returns the function that reads a value, or the one that a list has for each layer."""
+
+    def read(values: Values) -> Any:
+        value = values.get(key)
+        is_one = (
+            isinstance(value, list)
+            and len(value) == values.get("num_hidden_layers")
+            and value == value[:1] * len(value)
+        )
+        return value[0] if is_one else value
+
+    return read
+
 
 MIXTURES: dict[str, Family] = {
     "granitemoe": Family(
@@ -88,6 +120,31 @@ MIXTURES: dict[str, Family] = {
         experts=GRANITE_EXPERTS,
         joined_experts=GRANITE_JOINED_EXPERTS,
         renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
+    ),
+    "granitemoeshared": Family(
+        "GraniteMoeSharedForCausalLM",
+        GRANITE | LOCAL_EXPERTS | {"shared_intermediate_size": 0},
+        keys=GRANITE_KEYS | LOCAL_KEYS,
+        fixed={"intermediate_size": lambda values: values.count("shared_intermediate_size")},
+        written=lambda config: {"shared_intermediate_size": config.intermediate_size},
+        tensors={"mixture.router": GRANITE_ROUTER, "mlp.down": "shared_mlp.output_linear.weight"},
+        fused={"shared_mlp.input_linear.weight": ("mlp.gate", "mlp.up")},
+        experts=GRANITE_EXPERTS,
+        joined_experts=GRANITE_JOINED_EXPERTS,
+        renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
+    ),
+    "hunyuan_v1_moe": Family(
+        "HunYuanMoEV1ForCausalLM",
+        {"rms_norm_eps": 1e-5, "num_experts": 1, "moe_topk": 1},
+        keys=ATTENTION_BIAS
+        | {"num_experts": "num_experts", "experts_per_token": "moe_topk", "expert_size": "intermediate_size"},
+        fixed={"qk_norm": True, "qk_norm_kind": "rotated"},
+        derived={"moe_topk": _of_all_layers("moe_topk")},
+        only={"use_qk_norm": (True,)},
+        rotary="alpha",
+        tensors=HUNYUAN_NORMS
+        | {f"mlp.{name}": f"mlp.shared_mlp.{name}_proj.weight" for name in _MLP}
+        | {"mixture.router": "mlp.gate.wg.weight"},
     ),
     "mixtral": Family(
         "MixtralForCausalLM",
@@ -189,6 +246,42 @@ MIXTURES: dict[str, Family] = {
         },
         keys=QWEN_EXPERTS | ATTENTION_BIAS | {"expert_size": "intermediate_size"},
         fixed=_EXPERTS_ALONE | {"qk_norm": True, "qk_norm_kind": "whole"},
+    ),
+    "flex_olmo": Family(
+        "FlexOlmoForCausalLM",
+        {
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 4096,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+            "norm_topk_prob": False,
+        },
+        keys=QWEN_EXPERTS | ATTENTION_BIAS | {"expert_size": "intermediate_size"},
+        fixed=_EXPERTS_ALONE | POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
+    ),
+    "mellum": Family(
+        "MellumForCausalLM",
+        LISTED
+        | {
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "sliding_window": 1024,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 896,
+            "norm_topk_prob": True,
+            "mlp_layer_types": None,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+        keys=QWEN_EXPERTS | ATTENTION_BIAS,
+        fixed=_EXPERTS_ALONE | {"qk_norm": True},
+        only={"rope_scaling": (None,)},
+        rotary="type",
+        without_effect=("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
     ),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",
@@ -523,5 +616,34 @@ MIXTURES: dict[str, Family] = {
         expert_layout="columns",
         elsewhere={"attention_chunk_size": None, "attn_temperature_tuning": False, "use_qk_norm": False},
         of_parts={"llama4": "Llama4ForConditionalGeneration"},
+    ),
+}
+
+# Models that are DeepSeek V3 up to `index_topk` tokens, of which an index chooses those that are seen in longer texts.
+_DEEPSEEK_V32 = dataclasses.replace(
+    _DEEPSEEK_V3,
+    architecture="DeepseekV32ForCausalLM",
+    defaults=dict(_DEEPSEEK_V3.defaults)
+    | {"max_position_embeddings": 163840, "mlp_layer_types": None, "index_topk": 2048},
+    only=dict(_DEEPSEEK_V3.only) | {"rope_interleave": (True,), "mlp_bias": (False,)},
+    elsewhere={"index_topk": None},
+    without_effect=("index_head_dim", "index_n_heads"),
+)
+INDEXED: dict[str, Family] = {
+    "deepseek_v32": _DEEPSEEK_V32,
+    "glm_moe_dsa": dataclasses.replace(
+        _DEEPSEEK_V32,
+        architecture="GlmMoeDsaForCausalLM",
+        defaults=dict(_DEEPSEEK_V32.defaults)
+        | {
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 202752,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        without_effect=("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
     ),
 }

@@ -7,7 +7,7 @@ from jlade.models import rotary
 from jlade.models.attention import Variation
 from jlade.models.base import num_entries
 
-NORMS = ("rms", "rms_plus_one", "rms_late", "layer")
+NORMS = ("rms", "rms_plus_one", "rms_late", "layer", "layer_plus_one")
 # Of each head, with weights for each (Command R+), of all heads together (OLMo 2), after the rotation (HunYuan), of
 # rotated heads without weights (Llama 4)
 QK_NORMS = ("head", "each", "whole", "rotated", "weightless")

@@ -127,14 +127,15 @@ def normalize(
 
     Args:
       kind: "rms" divides by the root mean square; "rms_plus_one" too, and adds 1 to the weight; "rms_late" too, and
-        rounds after the weight alone; "layer" subtracts the mean and divides by the standard deviation.
+        rounds after the weight alone; "layer" subtracts the mean and divides by the standard deviation, and
+        "layer_plus_one" adds 1 to the weight besides.
       bias: [E], added at the end.
       axes: of a mesh, that divide E.
     """
     if weight is None:
         return x
     x32 = x.astype(jnp.float32)
-    if kind == "layer":
+    if kind.startswith("layer"):
         x32 -= jnp.mean(x32, axis=-1, keepdims=True)
     mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
     if axes:
@@ -143,7 +144,7 @@ def normalize(
     if kind == "rms":
         return normed.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
     # Gemma and layer norms round after the weight, not before.
-    weight = weight.astype(jnp.float32) + 1 if kind == "rms_plus_one" else weight.astype(jnp.float32)
+    weight = weight.astype(jnp.float32) + 1 if kind.endswith("plus_one") else weight.astype(jnp.float32)
     weighted = normed * jnp.broadcast_to(weight, x.shape)
     if bias is not None:
         weighted += jnp.broadcast_to(bias.astype(jnp.float32), x.shape)

@@ -14,7 +14,7 @@ import jlade
 from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf
-from jlade.conversion.families import FAMILIES
+from jlade.conversion.families import FAMILIES, READ
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
@@ -27,7 +27,7 @@ from tests.tiny import slow_but
 
 
 def write(directory, model_type, **changes):
-    family = FAMILIES.get(model_type, FAMILIES["llama"])
+    family = READ.get(model_type, READ["llama"])
     content = {key: value for key, value in SIZES.items() if key not in family.ignored} | {"model_type": model_type}
     if "kv_lora_rank" in family.reads:
         content |= {"num_key_value_heads": 4, "num_experts_per_tok": 2}
@@ -201,6 +201,7 @@ REFUSED = {  # by model_type: keys of config.json, and the message
         ({"head_dim": 192}, "head_dim must be 64, as the other sizes imply, got 192"),
         ({"attention_bias": True}, "attention_bias is True; supported is False"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
+        ({"index_topk": 2048}, "index_topk is 2048; supported is None"),
     ],
     "afmoe": [
         ({"sliding_window": None}, "sliding_window must be a positive integer, got None"),
@@ -321,6 +322,15 @@ def test_the_published_keys_of_deepseek_v3_and_kimi_k2_are_read(tmp_path):
     kimi |= {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50000.0}
     config = read_config(write(tmp_path, "kimi_k2", **deepseek | kimi), strict=True)
     assert config == read_config(write(tmp_path, "deepseek_v3", **deepseek | kimi), strict=True)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa"])
+def test_sparse_attention_is_read_up_to_the_tokens_that_it_sees(name, tmp_path):
+    """As in deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5: DeepSeek V3, whose copies transformers reads as such."""
+    config = read_config(write(tmp_path, name, num_hidden_layers=4, index_head_dim=128, index_n_heads=32), strict=True)
+    assert (config.family, config.max_positions, config.dense_layers) == ("deepseek_v3", 2048, (0, 1, 2))
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
+    assert read_config(tmp_path, strict=True) == config
 
 
 def test_settings_of_no_family_are_not_written():

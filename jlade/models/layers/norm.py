@@ -27,7 +27,7 @@ class Norm:
 
 def neutral(config: LlamaConfig) -> float:
     """Returns the weight of a norm that scales nothing."""
-    return 0 if config.norm == "rms_plus_one" else 1
+    return 0 if config.norm.endswith("plus_one") else 1
 
 
 def normalize(hidden: jax.Array, norm: Norm | None, config: LlamaConfig) -> jax.Array:
