@@ -31,6 +31,8 @@ INNER = (
     "per_layer_",
 )
 TEXT_PARTS = ("language_model.", "text_model.", "llm.")  # names of the text part in models with others
+# transformers 5.24 writes layers of some text parts with the names of another part's: of Kimi K2.5 and Qianfan-OCR.
+LAYERS_OF_OTHERS = ("model.blocks.", "model.encoder.layers.")
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
 # Ends of names of tensors with an axis of one element that their arrays lack: [channels, 1, taps] and [1, N]
 MORE_AXES = {"conv1d.weight": 1, "conv.conv.weight": 1, "moe_statics.e_score_correction_bias": 0}
@@ -112,7 +114,10 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
         for part in TEXT_PARTS:
             inner = inner.removeprefix(part)
         if inner != outer:
-            renamed[inner if inner.startswith(("model.", "lm_head.", "backbone.")) else f"model.{inner}"] = tensor
+            own = inner if inner.startswith(("model.", "lm_head.", "backbone.")) else f"model.{inner}"
+            for layers in LAYERS_OF_OTHERS:
+                own = own.replace(layers, "model.layers.", 1) if own.startswith(layers) else own
+            renamed[own] = tensor
         elif name.startswith(("lm_head.", PREDICTORS)):
             renamed[name] = tensor
     if any(".layers." in name for name in renamed):

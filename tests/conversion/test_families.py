@@ -17,6 +17,7 @@ from jlade.conversion import load_hf, save_hf
 from jlade.conversion.families import FAMILIES, READ
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import FULL, SLIDING
+from jlade.conversion.hf_tensors import text_part
 from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
@@ -598,6 +599,13 @@ def test_a_model_of_any_type_with_a_known_text_part(tmp_path):
         directory = write(tmp_path, name, text_config=text | {"model_type": of_text})
         with pytest.raises(ValueError, match=f"model_type is '{name}'; supported are"):
             read_config(directory)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.blocks.", "language_model.model.encoder.layers."])
+def test_layers_of_text_parts_in_the_names_that_transformers_writes(prefix):
+    """As of Kimi K2.5 and Qianfan-OCR: see findings/transformers_kimi_layers.sh."""
+    names = {f"{prefix}0.mlp.up_proj.weight": 1, "language_model.lm_head.weight": 2, "model.encoder.layers.0.bias": 3}
+    assert text_part(names) == {"model.layers.0.mlp.up_proj.weight": 1, "lm_head.weight": 2}
 
 
 WITH_VISION = {
