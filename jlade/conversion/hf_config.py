@@ -290,14 +290,15 @@ def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
 
 def _is_wrapper(raw: Mapping[str, Any]) -> bool:
     """Whether a model of an unknown type has a text part of a known one."""
-    text, known = raw.get("text_config"), [*READ, *OTHER_NAMES]
-    is_known = raw.get("model_type") in [*known, *WITH_TEXT, *ASSISTANTS]
-    return not is_known and isinstance(text, dict) and text.get("model_type") in known
+    name, text, known = raw.get("model_type"), raw.get("text_config"), [*READ, *OTHER_NAMES]
+    if not isinstance(name, str) or not isinstance(text, dict) or name in (*known, *WITH_TEXT, *ASSISTANTS):
+        return False
+    return text.get("model_type") in known
 
 
 def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """Returns the configuration of the text part of a model with other parts."""
-    text, is_listed = raw.get("text_config"), raw.get("model_type") in list(WITH_TEXT)
+    text, is_listed = raw.get("text_config"), raw["model_type"] in WITH_TEXT
     architecture, name = WITH_TEXT[raw["model_type"]] if is_listed else (None, raw["text_config"]["model_type"])
     if text is None and raw["model_type"] in WITHIN:
         of_others = ("model_type", "image_", "video_", "vision_")
@@ -320,9 +321,9 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
             raise ValueError(f"{file}: text_config has {key} {text[key]!r}; supported is {value!r}")
     content = dict(defaults) | {key: text[key] for key in text if key != "architectures"} | shared | dict(only)
     content |= {key: of_text(text[key]) for key in SETTINGS if isinstance(text.get(key), dict)}
-    if raw.get("model_type") in UNSCALED:
+    if raw["model_type"] in UNSCALED:
         content["logit_scale"] = 1.0
-    return content | {"model_type": name if model_type == f"{raw.get('model_type')}_text" else model_type}
+    return content | {"model_type": name if model_type == f"{raw['model_type']}_text" else model_type}
 
 
 def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, strict: bool) -> tuple[int, ...]:

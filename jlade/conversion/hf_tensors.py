@@ -31,6 +31,7 @@ INNER = (
     "per_layer_",
 )
 TEXT_PARTS = ("language_model.", "text_model.", "llm.")  # names of the text part in models with others
+BODIES = ("model.", "backbone.")  # names of what a text part has besides its output matrix
 # transformers 5.24 writes layers of some text parts with the names of another part's: of Kimi K2.5 and Qianfan-OCR.
 LAYERS_OF_OTHERS = ("model.blocks.", "model.encoder.layers.")
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
@@ -114,13 +115,13 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
         for part in TEXT_PARTS:
             inner = inner.removeprefix(part)
         if inner != outer:
-            own = inner if inner.startswith(("model.", "lm_head.", "backbone.")) else f"model.{inner}"
+            own = inner if inner.startswith((*BODIES, "lm_head.")) else f"model.{inner}"
             for layers in LAYERS_OF_OTHERS:
                 own = own.replace(layers, "model.layers.", 1) if own.startswith(layers) else own
             renamed[own] = tensor
         elif name.startswith(("lm_head.", PREDICTORS)):
             renamed[name] = tensor
-    if any(".layers." in name for name in renamed):
+    if any(name.startswith(BODIES) for name in renamed):
         return renamed
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("visual.")}  # early Qwen2.5-VL
 
