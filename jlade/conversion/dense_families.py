@@ -160,20 +160,6 @@ DENSE: dict[str, Family] = {
         keys=_BIASES,
         elsewhere=BIASES,
     ),
-    "arcee": Family(
-        "ArceeForCausalLM",
-        {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
-        keys=_BIASES,
-        fixed={"activation": "relu2", "gated_mlp": False},
-        only={"hidden_act": ("relu2",)},
-    ),
-    "nemotron": Family(
-        "NemotronForCausalLM",
-        {"norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.5},
-        keys=_BIASES | {"norm_eps": "norm_eps"},
-        fixed={"norm": "layer_plus_one", "norm_bias": True, "activation": "relu2", "gated_mlp": False},
-        only={"hidden_act": ("relu2",)},
-    ),
     "mistral": Family(
         "MistralForCausalLM",
         {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
@@ -198,6 +184,20 @@ DENSE: dict[str, Family] = {
         fixed={"qk_norm": True},
         of_parts={"qwen3_vl": "Qwen3VLForConditionalGeneration"},
         part_defaults={"rope_theta": 500000.0, "max_position_embeddings": 128000},
+    ),
+    "arcee": Family(
+        "ArceeForCausalLM",
+        {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        keys=_BIASES,
+        fixed={"activation": "relu2", "gated_mlp": False},
+        only={"hidden_act": ("relu2",)},
+    ),
+    "nemotron": Family(
+        "NemotronForCausalLM",
+        {"norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.5},
+        keys=_BIASES | {"norm_eps": "norm_eps"},
+        fixed={"norm": "layer_plus_one", "norm_bias": True, "activation": "relu2", "gated_mlp": False},
+        only={"hidden_act": ("relu2",)},
     ),
     "gemma": Family(
         "GemmaForCausalLM",

@@ -15,13 +15,18 @@ from jlade.conversion.gguf_tokenizer import SPACE
 # The families for which AutoTokenizer takes a class, under "" those whose tokenizer.json it reads whatever class the
 # files name. For other families it takes the class that they name.
 FAMILIES = {
-    "": "ernie4_5 ernie4_5_moe glm glm4 glm4_moe glm4_moe_lite granite granitemoe granitemoehybrid minimax_m2 "
-    "ministral ministral3 mistral mistral3 mixtral olmo2 olmo3 phi3 phimoe stablelm",
-    "CohereTokenizer": "cohere cohere2",
-    "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text",
+    "": "ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glmasr got_ocr2 granite granitemoe "
+    "granitemoehybrid granitemoeshared kimi_k25 llava llava_next minicpm_ocr minicpmv4_6 minicpmv4_7 "
+    "minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 omniasr phi3 phimoe "
+    "smolvlm stablelm vipllava voxtral",
+    "CohereTokenizer": "aya_vision cohere cohere2",
+    "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text shieldgemma2",
     "GPT2Tokenizer": "phi starcoder2",
     "GPTNeoXTokenizer": "gpt_neox olmoe",
-    "Qwen2Tokenizer": "qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe",
+    "LlamaTokenizer": "idefics2",
+    "Qwen2Tokenizer": "audioflamingo3 fun_asr_nano internvl lighton_ocr moss_transcribe_diarize ovis2 qianfan_ocr "
+    "qwen2 qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl qwen3 qwen3_asr qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe "
+    "vibevoice",
     "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
 }
 CLASSES = {family: name for name, families in FAMILIES.items() for family in families.split()}
@@ -45,11 +50,12 @@ def class_of(tokenizer: Tokenizer, config: Mapping[str, Any], model: Mapping[str
     """
     family = model.get("model_type")
     own = CLASSES.get(family) if isinstance(family, str) else None
-    name = str(config.get("tokenizer_class") or model.get("tokenizer_class") or own or "").removesuffix("Fast")
+    named = str(config.get("tokenizer_class") or model.get("tokenizer_class") or "").removesuffix("Fast")
+    name = named or own or ""
     is_byte_level = any("ByteLevel" in str(_state(part)) for part in (tokenizer.pre_tokenizer, tokenizer.decoder))
     if own == "" or family in MISNAMED:
         name = own or ""
-    elif name == "LlamaTokenizer" and is_byte_level:
+    elif named == "LlamaTokenizer" and is_byte_level:
         return None
     known = name in PARTS and isinstance(tokenizer.model, models.BPE) and "auto_map" not in config
     return name if known else None
