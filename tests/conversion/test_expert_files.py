@@ -100,6 +100,10 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
         "qwen3_moe": {"qk_norm": True},
         "olmoe": {"qk_norm": True, "qk_norm_kind": "whole", "norm_eps": 1e-5},
+        "hunyuan_v1_moe": {"qk_norm": True, "qk_norm_kind": "rotated", "norm_eps": 1e-5, "intermediate_size": 64},
+        "flex_olmo": {"qk_norm": True, "qk_norm_kind": "whole", "pre_norms": False, "post_norms": True},
+        "mellum": {"qk_norm": True, "sliding_windows": (7, None), "layer_rotary": (Rotary(1e4), Rotary(5e5))}
+        | {"rope_theta": 5e5},
         "mixtral": {"norm_eps": 1e-5},
         "phimoe": {"norm": "layer", "norm_bias": True, "output_bias": True, "routing": "sparsemixer"},
         "glm4_moe": {"routing": "sigmoids", "selection_bias": True, "rotary_dim": 4, "norm_eps": 1e-5}
