@@ -277,6 +277,7 @@ def _config_inputs(directory: pathlib.Path) -> Inputs:
         {"model_type": name, "architectures": [architecture], "text_config": SMALL | {"model_type": model_type}}
         for name, (architecture, model_type) in WITH_TEXT.items()
     ]
+    contents.append({"model_type": "other", "image_token_id": 3, "text_config": SMALL | {"model_type": "llama"}})
     original = (directory / "config.json").read_bytes()
     changes = mostly_json(st.one_of(map(changed_json, contents)), changed_bytes(original))
     of_config = st.tuples(st.just("config.json"), changes)
