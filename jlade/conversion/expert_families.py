@@ -94,6 +94,17 @@ _DEEPSEEK_V3 = Family(
     ),
 )
 
+_GRANITE_MOE = Family(
+    "GraniteMoeForCausalLM",
+    GRANITE | LOCAL_EXPERTS,
+    keys=GRANITE_KEYS | LOCAL_KEYS,
+    fixed=_EXPERTS_ALONE,
+    tensors={"mixture.router": GRANITE_ROUTER},
+    experts=GRANITE_EXPERTS,
+    joined_experts=GRANITE_JOINED_EXPERTS,
+    renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
+)
+
 
 def _of_all_layers(key: str) -> Callable[[Values], Any]:
     """Returns the function that reads a value, or the one that a list has for each layer."""
@@ -111,27 +122,15 @@ def _of_all_layers(key: str) -> Callable[[Values], Any]:
 
 
 MIXTURES: dict[str, Family] = {
-    "granitemoe": Family(
-        "GraniteMoeForCausalLM",
-        GRANITE | LOCAL_EXPERTS,
-        keys=GRANITE_KEYS | LOCAL_KEYS,
-        fixed=_EXPERTS_ALONE,
-        tensors={"mixture.router": GRANITE_ROUTER},
-        experts=GRANITE_EXPERTS,
-        joined_experts=GRANITE_JOINED_EXPERTS,
-        renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
-    ),
-    "granitemoeshared": Family(
-        "GraniteMoeSharedForCausalLM",
-        GRANITE | LOCAL_EXPERTS | {"shared_intermediate_size": 0},
-        keys=GRANITE_KEYS | LOCAL_KEYS,
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": dataclasses.replace(
+        _GRANITE_MOE,
+        architecture="GraniteMoeSharedForCausalLM",
+        defaults=dict(_GRANITE_MOE.defaults) | {"shared_intermediate_size": 0},
         fixed={"intermediate_size": lambda values: values.count("shared_intermediate_size")},
         written=lambda config: {"shared_intermediate_size": config.intermediate_size},
-        tensors={"mixture.router": GRANITE_ROUTER, "mlp.down": "shared_mlp.output_linear.weight"},
+        tensors=dict(_GRANITE_MOE.tensors) | {"mlp.down": "shared_mlp.output_linear.weight"},
         fused={"shared_mlp.input_linear.weight": ("mlp.gate", "mlp.up")},
-        experts=GRANITE_EXPERTS,
-        joined_experts=GRANITE_JOINED_EXPERTS,
-        renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
     ),
     "hunyuan_v1_moe": Family(
         "HunYuanMoEV1ForCausalLM",

@@ -591,9 +591,8 @@ def test_a_model_of_any_type_with_a_known_text_part(tmp_path):
     text = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 32064, "eos_token_id": 2}
     parts = {"text_config": text, "vision_config": {"image_size": 336}, "image_token_index": 32000}
     config = read_config(write(tmp_path, "llava_next", **parts, architectures=["LlavaNextForConditionalGeneration"]))
-    assert (config.family, config.hidden_size, config.intermediate_size, config.num_kv_heads) == (
-        *("mistral", 4096, 14336, 8),
-    )
+    sizes = config.hidden_size, config.intermediate_size, config.num_kv_heads
+    assert (config.family, sizes) == ("mistral", (4096, 14336, 8))
     assert (config.vocab_size, config.eos_ids, config.media_ids) == (32064, (2,), (32000,))
     for name, of_text in (("gemma4_assistant", "gemma4_text"), ("llava_next", "opt")):
         directory = write(tmp_path, name, text_config=text | {"model_type": of_text})
