@@ -144,6 +144,11 @@ ROWS = {
         "Granite",
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 7.0},
     ),
+    "granite_swa": (
+        "GraniteSWA",
+        {"sliding_window": 7, "num_key_value_heads": 1, "head_dim": 12, "attention_multiplier": 0.2}
+        | {"num_hidden_layers": 3, "layer_rope_theta": [300.0, 0, 50.0], "eos_token_id": 49, "bos_token_id": 48},
+    ),
     "granitemoehybrid": (
         "GraniteMoeHybrid",
         {"num_local_experts": 0, "layer_types": ["full_attention"] * 2, "shared_intermediate_size": 40}
@@ -316,6 +321,10 @@ ROWS = {
     ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "granitemoeshared": ("GraniteMoeShared", {"num_local_experts": 4, "shared_intermediate_size": 20}),
+    "granitemoe_swa": (
+        "GraniteMoeSWA",
+        {"num_local_experts": 4, "shared_intermediate_size": 20, "sliding_window": 7, "layer_rope_theta": [0, 300.0]},
+    ),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
     "gpt_oss": (
         "GptOss",
@@ -374,7 +383,7 @@ ROWS = {
 
 
 # transformers initialises these parameters, norms and biases to ones and zeros.
-SCALES = "router.gate.weight", "layer_scalar", "router.scale", "per_expert_scale"
+SCALES = "router.gate.weight", "layer_scalar", "router.scale", "per_expert_scale", "sinks"
 
 
 def class_of(model_type):

@@ -121,6 +121,12 @@ GRANITE = {
     "attention_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
+GRANITE_WINDOWS = LISTED | {
+    "sliding_window": 128,
+    "sliding_window_pattern": 4,
+    "sliding_window_offset": 4,  # the first layer of four has no window, not the last
+    "layer_rope_theta": None,
+}
 GRANITE_KEYS = ATTENTION_BIAS | {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -151,6 +157,18 @@ _VAULT_GEMMA = Family(
     tensors=_NORM_BEFORE_MLP,
     elsewhere=dict.fromkeys((*_CAPS.values(), *_QUERY_SCALE.values())),
     ignored=("sliding_window_pattern",),
+)
+
+_GRANITE = Family(
+    "GraniteForCausalLM",
+    GRANITE,
+    keys=GRANITE_KEYS | _BIASES,
+    elsewhere={
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": None,
+        "logits_scaling": 1.0,
+    },
 )
 
 DENSE: dict[str, Family] = {
@@ -393,16 +411,15 @@ DENSE: dict[str, Family] = {
         rotary="type",
         ignored=("sliding_window_pattern",),
     ),
-    "granite": Family(
-        "GraniteForCausalLM",
-        GRANITE,
-        keys=GRANITE_KEYS | _BIASES,
-        elsewhere={
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "attention_multiplier": None,
-            "logits_scaling": 1.0,
-        },
+    "granite": _GRANITE,
+    "granite_swa": dataclasses.replace(
+        _GRANITE,
+        architecture="GraniteSWAForCausalLM",
+        defaults=GRANITE
+        | GRANITE_WINDOWS
+        | {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+        fixed={"sinks": True},
+        ignored=("sliding_window_pattern",),
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",

@@ -8,6 +8,7 @@ from jlade.conversion.dense_families import (
     ATTENTION_BIAS,
     GRANITE,
     GRANITE_KEYS,
+    GRANITE_WINDOWS,
     HUNYUAN_NORMS,
     LISTED,
     MINISTRAL_YARN,
@@ -105,6 +106,16 @@ _GRANITE_MOE = Family(
     renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
 )
 
+_GRANITE_MOE_SHARED = dataclasses.replace(
+    _GRANITE_MOE,
+    architecture="GraniteMoeSharedForCausalLM",
+    defaults=dict(_GRANITE_MOE.defaults) | {"shared_intermediate_size": 0},
+    fixed={"intermediate_size": lambda values: values.count("shared_intermediate_size")},
+    written=lambda config: {"shared_intermediate_size": config.intermediate_size},
+    tensors=dict(_GRANITE_MOE.tensors) | {"mlp.down": "shared_mlp.output_linear.weight"},
+    fused={"shared_mlp.input_linear.weight": ("mlp.gate", "mlp.up")},
+)
+
 
 def _of_all_layers(key: str) -> Callable[[Values], Any]:
     """Returns the function that reads a value, or the one that a list has for each layer."""
@@ -123,14 +134,17 @@ def _of_all_layers(key: str) -> Callable[[Values], Any]:
 
 MIXTURES: dict[str, Family] = {
     "granitemoe": _GRANITE_MOE,
-    "granitemoeshared": dataclasses.replace(
-        _GRANITE_MOE,
-        architecture="GraniteMoeSharedForCausalLM",
-        defaults=dict(_GRANITE_MOE.defaults) | {"shared_intermediate_size": 0},
-        fixed={"intermediate_size": lambda values: values.count("shared_intermediate_size")},
-        written=lambda config: {"shared_intermediate_size": config.intermediate_size},
-        tensors=dict(_GRANITE_MOE.tensors) | {"mlp.down": "shared_mlp.output_linear.weight"},
-        fused={"shared_mlp.input_linear.weight": ("mlp.gate", "mlp.up")},
+    "granitemoeshared": _GRANITE_MOE_SHARED,
+    "granitemoe_swa": dataclasses.replace(
+        _GRANITE_MOE_SHARED,
+        architecture="GraniteMoeSWAForCausalLM",
+        defaults=dict(_GRANITE_MOE_SHARED.defaults) | GRANITE_WINDOWS,
+        fixed=dict(_GRANITE_MOE_SHARED.fixed) | {"sinks": True},
+        tensors=dict(_GRANITE_MOE_SHARED.tensors) | {"mixture.router": "block_sparse_moe.router.weight"},
+        experts=GRANITE_JOINED_EXPERTS,
+        joined_experts={},
+        renamed={},
+        ignored=("sliding_window_pattern",),
     ),
     "hunyuan_v1_moe": Family(
         "HunYuanMoEV1ForCausalLM",

@@ -24,6 +24,7 @@ OF_WINDOWS = ("windows", "local")  # kinds of `Family.rotary`
 GLOBAL_SIZE, GLOBAL_NUMBER, TIED = "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"
 BY_LAYER = "per_layer_config"  # the newer form: an object with the numbers of each layer that differs
 SHARED = "num_kv_shared_layers"
+THETAS = "layer_rope_theta"
 _KEYS = ("num_key_value_heads", "head_dim")
 QUERY_RANK, FRACTION = "q_lora_rank", "partial_rotary_factor"
 LATENT = {
@@ -64,6 +65,8 @@ def read_layers(
         of_windows = Values(values.file, dict(values.values) | {"rope_theta": theta})
         local = read_rotary(of_windows, head_dim, family.rotary, SLIDING).kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
+    if values.get(THETAS) is not None:
+        layers = _read_thetas(values, rotary, num_layers)
     if family.rotary == "local":
         values.size("sliding_window")
     if family.rotary in OF_WINDOWS and values.get("sliding_window") is not None:
@@ -115,6 +118,8 @@ def _write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["layer_types"] = [FULL if size is None else SLIDING for size in windows]
     if "position_embedding_type" in reads:
         result["position_embedding_type"] = "rope" if any(config.rotary_by_layer) else None
+    if THETAS in reads:
+        result[THETAS] = [kind.theta if kind else 0 for kind in config.rotary_by_layer]
     if "no_rope_layers" in reads:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
@@ -146,6 +151,19 @@ def _read_turned(values: Values, num_layers: int) -> list[bool]:
             f"{values.file}: no_rope_layers must have 0 or 1 for each of {num_layers} layers, got {listed!r}"
         )
     return [bool(flag) for flag in listed]
+
+
+def _read_thetas(values: Values, rotary: Rotary, num_layers: int) -> Rotations:
+    """Returns the rotation of each layer by its own base, which is 0 for none."""
+    thetas = values.get(THETAS)
+    if not isinstance(thetas, list) or len(thetas) != num_layers:
+        raise ValueError(
+            f"{values.file}: {THETAS} must list a base for each of {num_layers} layers, got {shown(thetas)}"
+        )
+    bases = Values(values.file, {f"{THETAS}[{i}]": theta for i, theta in enumerate(thetas)})
+    return tuple(
+        None if theta == 0 else Rotary(bases.number(key), rotary.scaling) for key, theta in bases.values.items()
+    )
 
 
 def read_windows(values: Values, num_layers: int) -> Windows:
