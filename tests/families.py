@@ -73,6 +73,7 @@ ROWS = {
     "llama, proportional": ("Llama", {"head_dim": 12} | rope("proportional", factor=2.0, partial_rotary_factor=0.5)),
     "arcee": ("Arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
     "nemotron": ("Nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 1}),
+    "apertus": ("Apertus", {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 12}),
     "gemma": ("Gemma", {"head_dim": 12}),
     "vaultgemma": (
         "VaultGemma",

@@ -133,6 +133,12 @@ GRANITE_KEYS = ATTENTION_BIAS | {
     "attention_scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
+_LLAMA_3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 MINISTRAL_YARN = {
     "rope_type": "yarn",
     "beta_fast": 32.0,
@@ -216,6 +222,22 @@ DENSE: dict[str, Family] = {
         keys=_BIASES | {"norm_eps": "norm_eps"},
         fixed={"norm": "layer_plus_one", "norm_bias": True, "activation": "relu2", "gated_mlp": False},
         only={"hidden_act": ("relu2",)},
+    ),
+    "apertus": Family(
+        "ApertusForCausalLM",
+        {"rms_norm_eps": 1e-5, "rope_scaling": _LLAMA_3 | {"rope_theta": 1.2e7, "factor": 8.0}}
+        | {"rope_theta": 1.2e7, "max_position_embeddings": 65536},
+        keys=ATTENTION_BIAS,
+        fixed={"qk_norm": True, "activation": "xielu", "gated_mlp": False},
+        only={"hidden_act": ("xielu",), "qk_norm": (True,), "mlp_bias": (False,), "post_norm": (False,)},
+        tensors={
+            "mixer_norm.weight": "attention_layernorm.weight",
+            "mlp_norm.weight": "feedforward_layernorm.weight",
+            "mlp.positive_rate": "mlp.act_fn.alpha_p",
+            "mlp.negative_rate": "mlp.act_fn.alpha_n",
+            "mlp.slope": "mlp.act_fn.beta",
+            "mlp.bound": "mlp.act_fn.eps",
+        },
     ),
     "gemma": Family(
         "GemmaForCausalLM",
@@ -557,14 +579,7 @@ DENSE: dict[str, Family] = {
             "head_dim": 128,
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
+            "rope_scaling": _LLAMA_3 | {"rope_theta": 1e6, "factor": 16.0},
             "max_position_embeddings": 131072,
             "sliding_window": 8192,
             "layer_types": None,

@@ -37,6 +37,7 @@ LAYERS_OF_OTHERS = ("model.blocks.", "model.encoder.layers.")
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
 # Ends of names of tensors with an axis of one element that their arrays lack: [channels, 1, taps] and [1, N]
 MORE_AXES = {"conv1d.weight": 1, "conv.conv.weight": 1, "moe_statics.e_score_correction_bias": 0}
+NO_AXES = ("act_fn.beta", "act_fn.eps")  # ends of names of numbers, whose arrays have one element
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
@@ -47,17 +48,19 @@ class FileTensor(NamedTuple):
       parts: shapes of the model's tensors whose rows it has, by name.
       groups: in each of which some rows of each part follow those of the one before; see `Interleaved`.
       more_axis: an axis of one element in the file that the parts lack; see `MORE_AXES`.
+      is_number: whether it has no axis; see `NO_AXES`.
     """
 
     parts: dict[str, Shape]
     groups: int = 1
     more_axis: int | None = None
+    is_number: bool = False
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
         (_, *inner), rows = next(iter(self.parts.values())), sum(shape[0] for shape in self.parts.values())
-        shape = [rows, *inner]
+        shape = [] if self.is_number else [rows, *inner]
         if self.more_axis is not None:
             shape.insert(self.more_axis, 1)
         return tuple(shape)
@@ -95,7 +98,7 @@ def file_tensors(config: LlamaConfig, family: Family | None = None) -> dict[str,
         groups = family.row_groups[file_within](config) if file_within in family.row_groups else 1
         file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
         axis = next((axis for end, axis in MORE_AXES.items() if file_within.endswith(end)), None)
-        file = FileTensor({}, groups, axis)
+        file = FileTensor({}, groups, axis, file_within.endswith(NO_AXES))
         files.setdefault(name_in_files(file_name, config), file).parts[name] = shape
 
     places = {path: i for fused in family.fused.values() for i, path in enumerate(fused)}

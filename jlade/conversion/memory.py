@@ -35,8 +35,8 @@ class HeldTensor(StoredTensor):
         parts: list[StoredTensor] = []
         begin = 0
         for shape in shapes:
-            is_whole = shape[0] == self.shape[0]
-            values = self.values if is_whole else self.values[begin : begin + shape[0]]
+            is_whole = not self.shape or shape[0] == self.shape[0]
+            values = self.values.reshape(shape) if is_whole else self.values[begin : begin + shape[0]]
             parts.append(dataclasses.replace(self, shape=shape, values=values))
             begin += shape[0]
         return parts
@@ -88,7 +88,7 @@ def load_held(
 
     Args:
       config: the content of its config.json.
-      tensors: by their names in a checkpoint. They have `shape` and `dtype`, and can be sliced.
+      tensors: by their names in a checkpoint. They have `shape` and `dtype`, and can be sliced and reshaped.
       to_numpy: returns a tensor in NumPy.
       owner: the name of the model, for messages.
       dtype, bits, mesh: see `LoadOptions`.

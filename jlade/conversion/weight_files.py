@@ -281,7 +281,7 @@ def write_tensors(
         total = sum(array.nbytes for part in parts for array in part.values())
         write_json(directory / f"{single}.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
     for name, part in zip(names, parts, strict=True):
-        arrays = {tensor: np.ascontiguousarray(jax.device_get(array)) for tensor, array in part.items()}
+        arrays = {tensor: np.asarray(jax.device_get(array), order="C") for tensor, array in part.items()}
         try:
             save_file(arrays, directory / name, metadata=metadata)
         except SafetensorError as error:  # such as for a full disk

@@ -18,8 +18,9 @@ ROUTINGS = ("softmax", "sparsemixer", "sigmoid", *SCORED)
 # Rules of recurrent layers: the gated delta rule (Qwen3-Next), Mamba-2 (Granite 4), and a convolution alone (LFM2)
 RULES = DELTA, STATE_SPACE, CONVOLUTION = "delta", "state_space", "convolution"
 AFTER_GATE, BEFORE_GATE = "after_gate", "before_gate"  # places of the norm of Mamba-2
-# "relu2" is the square of a ReLU (Nemotron H), the last one that of a gate and a product (GPT-OSS)
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "clipped_silu")
+# "relu2" is the square of a ReLU (Nemotron H), "xielu" has learned rates (Apertus), and the last one is that of a gate
+# and a product (GPT-OSS)
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "xielu", "clipped_silu")
 
 
 class Heads(NamedTuple):

@@ -162,6 +162,23 @@ def activate(x: jax.Array, activation: str) -> jax.Array:
     return functions[activation](x)
 
 
+def xielu(
+    x: jax.Array, positive_rate: jax.Array, negative_rate: jax.Array, slope: jax.Array, bound: jax.Array
+) -> jax.Array:
+    """Returns the elements of `x` after xIELU (arXiv 2411.13010).
+
+    Its parameters are arrays [1]: the rates before their softplus, the slope at 0, and a bound just below 0, from which
+    on the exponential is that of the bound.
+    """
+    rise, fall, slope, bound = (
+        jnp.broadcast_to(number.astype(jnp.float32), x.shape)
+        for number in (jax.nn.softplus(positive_rate), slope + jax.nn.softplus(negative_rate), slope, bound)
+    )
+    x32 = x.astype(jnp.float32)
+    bent = jnp.where(x32 > 0, rise * jnp.square(x32), fall * (jnp.expm1(jnp.minimum(x32, bound)) - x32))
+    return (bent + slope * x32).astype(x.dtype)
+
+
 def gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
     """Returns `up` times the activation of `gate`, for one of `jlade.models.architecture.ACTIVATIONS`."""
     if activation == "clipped_silu":

@@ -9,11 +9,13 @@ from jax.sharding import PartitionSpec as P
 from jlade.mesh import MODEL
 from jlade.models.architecture import LlamaConfig
 from jlade.models.layers.arrays import Array, Arrays, by_inputs, by_outputs
-from jlade.models.nn import activate, gated, linear, scale, sum_linear
+from jlade.models.nn import activate, gated, linear, scale, sum_linear, xielu
 from jlade.models.quantization import Matrix
 
 if TYPE_CHECKING:
     from jlade.models.llama import Llama
+
+XIELU = ("positive_rate", "negative_rate", "slope", "bound")  # arrays of the activation of this name
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -26,12 +28,18 @@ class MLP:
     gate_bias: jax.Array | None = None  # [F]
     up_bias: jax.Array | None = None  # [F]
     down_bias: jax.Array | None = None  # [E]
+    # [1], of the activation "xielu": see `nn.xielu`
+    positive_rate: jax.Array | None = None
+    negative_rate: jax.Array | None = None
+    slope: jax.Array | None = None
+    bound: jax.Array | None = None
 
     @staticmethod
     def arrays(config: LlamaConfig, layer: int) -> Arrays:
         """Returns the arrays of the part in a layer."""
         c, inner = config, config.mlp_size(layer)
         bias = Array((inner,), P(MODEL)) if c.mlp_bias else None
+        learned = dict.fromkeys(XIELU, Array((1,)) if c.activation == "xielu" else None)
         return {
             "gate": by_outputs(inner, c.hidden_size) if c.gated_mlp else None,
             "up": by_outputs(inner, c.hidden_size),
@@ -39,13 +47,18 @@ class MLP:
             "gate_bias": bias if c.gated_mlp else None,
             "up_bias": bias,
             "down_bias": Array((c.hidden_size,)) if c.mlp_bias else None,
+            **learned,
         }
 
     def feed(self, normed: jax.Array, decoder: "Llama") -> jax.Array:
         """Returns the MLP of [B, T, E]."""
         c, axes = decoder.config, decoder.axes
         if self.gate is None:
-            inner = activate(linear(normed, self.up, self.up_bias), c.activation)
+            inner = linear(normed, self.up, self.up_bias)
+            if c.activation == "xielu":
+                inner = xielu(inner, *(getattr(self, name) for name in XIELU))
+            else:
+                inner = activate(inner, c.activation)
             return sum_linear(inner, self.down, self.down_bias, axes)
         gate, up = linear(normed, self.gate, self.gate_bias), linear(normed, self.up, self.up_bias)
         if normed.size > normed.shape[-1]:
