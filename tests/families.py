@@ -135,6 +135,7 @@ ROWS = {
         {"max_position_embeddings": 400, "original_max_position_embeddings": 96}
         | rope("longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4),
     ),
+    "olmo": ("Olmo", {"clip_qkv": 0.7, "attention_bias": True, "num_key_value_heads": 1}),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
         "Olmo3",
@@ -327,6 +328,7 @@ ROWS = {
         {"num_local_experts": 4, "shared_intermediate_size": 20, "sliding_window": 7, "layer_rope_theta": [0, 300.0]},
     ),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
+    "axk1": ("AXK1", LATENT | {"n_group": 4, "topk_group": 2, "mlp_layer_types": ["dense", "sparse"]}),
     "gpt_oss": (
         "GptOss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7}
@@ -377,6 +379,12 @@ ROWS = {
         | {"layers_block_type": ["linear_attention", "moe", "full_attention"] * 2}
         | {"moe_latent_size": 12, "norm_topk_prob": False, "tie_word_embeddings": True},
     ),
+    "lfm3": (
+        "Lfm3",
+        {"head_dim": 12, "num_key_value_heads": 1, "sliding_window": 5, "num_hidden_layers": 3, "conv_L_cache": 5}
+        | {"layer_types": ["conv", "sliding_attention", "full_attention"]},
+    ),
+    "bamba": ("Bamba", STATES | {"attn_layer_indices": [1], "num_hidden_layers": 3, "attention_bias": True}),
     "qwen3_next": ("Qwen3Next", RECURRENT_EXPERTS),
     "qwen3_5_text": ("Qwen3_5Text", RECURRENT),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", RECURRENT_EXPERTS | {"linear_conv_kernel_dim": 3}),

@@ -26,7 +26,7 @@ from jlade.conversion.tensors import (
     dtype_of_name,
     name_in_files,
 )
-from jlade.conversion.weight_files import Tensor
+from jlade.conversion.weight_files import ConstantTensor, Tensor
 from jlade.models.llama import LlamaConfig, LlamaParams
 
 Arrays = Mapping[str, jax.Array]  # by their names, with dots between the keys of a tree
@@ -185,6 +185,8 @@ def _values(name: str, tensor: Tensor) -> jax.Array:
     if isinstance(tensor, HeldTensor):
         array: jax.Array = tensor.values
         return array
+    if isinstance(tensor, ConstantTensor):
+        return jnp.full(tensor.shape, tensor.value, jnp.float32)
     if isinstance(tensor, Interleaved):
         return jnp.concatenate([_values(name, piece) for piece in tensor.pieces])
     if type(tensor) is ExpertTensor:

@@ -414,6 +414,13 @@ DENSE: dict[str, Family] = {
         fused=_FUSED_ATTENTION | _FUSED_MLP,
         elsewhere={"partial_rotary_factor": 1.0},
     ),
+    "olmo": Family(
+        "OlmoForCausalLM",
+        {"clip_qkv": None},
+        keys=ATTENTION_BIAS | {"qkv_bound": "clip_qkv"},
+        fixed={"norm": "layer", "norm_eps": 1e-5},
+        implied={"norm.weight": 1.0},
+    ),
     "olmo2": Family(
         "Olmo2ForCausalLM",
         {"rms_norm_eps": 1e-5},
@@ -439,7 +446,12 @@ DENSE: dict[str, Family] = {
         architecture="GraniteSWAForCausalLM",
         defaults=GRANITE
         | GRANITE_WINDOWS
-        | {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+        | {
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
         fixed={"sinks": True},
         ignored=("sliding_window_pattern",),
     ),

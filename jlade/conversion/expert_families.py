@@ -555,6 +555,22 @@ MIXTURES: dict[str, Family] = {
         rotary="beta",
         experts=JOINED_EXPERTS,
     ),
+    "axk1": dataclasses.replace(
+        _DEEPSEEK_V3,
+        architecture="AXK1ForCausalLM",
+        defaults=dict(_DEEPSEEK_V3.defaults)
+        | {
+            "max_position_embeddings": 32768,
+            "n_routed_experts": 192,
+            "first_k_dense_replace": 1,
+            "mlp_layer_types": None,
+        },
+        fixed=_DEEPSEEK_FIXED | {"expert_post_norm": True},
+        tensors=_SHARED_EXPERTS | {"mlp_post_norm.weight": "post_mlp_layernorm.weight"},
+        renamed={"mlp.post_mlp_layernorm.weight": "post_mlp_layernorm.weight"},
+        unread=("post_mlp_layernorm.weight",),  # of layers without experts, in published files
+        implied={"e_score_correction_bias": 0.0},
+    ),
     "gpt_oss": Family(
         "GptOssForCausalLM",
         LISTED

@@ -28,7 +28,7 @@ ALIASES |= {"global_attn_every_n_layers": "sliding_window_pattern"}
 # Fields whose values are not those of their keys: see `hf_config`.
 INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
 ROOT_OF_WIDTH = {"mup_enabled"}  # true for the root of hidden_size, false for 1
-OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}
+OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv"}
 EXPERTS: dict[str, tuple[str, ...]] = {
     "mlp.experts.{}.gate_proj.weight": ("mixture.gate",),
     "mlp.experts.{}.up_proj.weight": ("mixture.up",),
@@ -73,6 +73,7 @@ class Family:
       renamed: other names within a layer in such files, with those of `tensors`.
       prefixes: beginnings of names in files, by those of jlade's names, where they are not `model.` and `lm_head.`.
       unread: ends of names of tensors in files that the model does not have, such as masks.
+      implied: ends of names of tensors that files may leave out, with the value of all their elements.
       expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
         (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS),
         "either" where joined tensors in files are "columns" if their shape says so, else "rows" (Qwen3-VL).
@@ -104,6 +105,7 @@ class Family:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    implied: Mapping[str, float] = dataclasses.field(default_factory=dict)
     expert_layout: str = "rows"
     elsewhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()

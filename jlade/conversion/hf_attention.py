@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from jlade.conversion.family import Family
+from jlade.conversion.hf_recurrent import CONV, TAPS
 from jlade.conversion.hf_rotary import (
     FULL,
     ORIGINAL,
@@ -187,7 +188,8 @@ def read_windows(values: Values, num_layers: int) -> Windows:
         if "no_rope_layers" in values.values:  # SmolLM3: windows where nothing is rotated
             is_full = _read_turned(values, num_layers)
         kinds = [FULL if full else SLIDING for full in is_full]
-    values.check_layers("layer_types", kinds, (FULL, SLIDING), num_layers)
+    recurrent = (CONV,) if TAPS in values.values else ()
+    values.check_layers("layer_types", kinds, (FULL, SLIDING, *recurrent), num_layers)
     if GLOBAL_SIZE in values.values:  # in Gemma 4 the last layer has none, whatever is written
         kinds = [*kinds[:-1], FULL]
     windows = tuple(window if kind == SLIDING else None for kind in kinds)

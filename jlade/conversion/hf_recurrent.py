@@ -4,7 +4,7 @@ from typing import Any
 
 from jlade.conversion.family import Family
 from jlade.conversion.hf_mixtures import listed_layers, read_groups
-from jlade.conversion.hf_rotary import ATTENTION, FULL
+from jlade.conversion.hf_rotary import ATTENTION, FULL, SLIDING
 from jlade.conversion.json_files import Values
 from jlade.models.architecture import (
     AFTER_GATE,
@@ -112,7 +112,10 @@ def mlp_size(values: Values) -> int:
 
 
 def _types(config: LlamaConfig, recurrent: str, attention: str) -> dict[str, list[str]]:
-    kinds = [recurrent if i in config.recurrent_layers else attention for i in range(config.num_layers)]
+    kinds = [
+        recurrent if i in config.recurrent_layers else SLIDING if window else attention
+        for i, window in enumerate(config.windows_by_layer)
+    ]
     return {"layer_types": kinds}
 
 
@@ -122,6 +125,7 @@ def _read_layers(values: Values, names: tuple[str, ...], num_layers: int) -> tup
     if kinds is None:
         kinds = _default_types(values, names[0], num_layers)
     accepted = (FULL, *names) if names != (MAMBA, LINEAR) else (ATTENTION, FULL, *names)
+    accepted += (SLIDING,) if "sliding_window" in values.values else ()
     values.check_layers("layer_types", kinds, accepted, num_layers)
     if all(kind in names for kind in kinds):
         raise ValueError(f"{values.file}: layer_types must name {FULL} for one of {num_layers} layers, got {kinds!r}")

@@ -16,7 +16,7 @@ from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.json_files import refuse_or_warn
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, arrays_by_name, expected_tensors, first_few, name_in_files
-from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, are_equal, check_kind
+from jlade.conversion.weight_files import FLOATS, ConstantTensor, StoredTensor, Tensor, aligned, are_equal, check_kind
 from jlade.models.layers.mixture import EXPERTS
 from jlade.models.llama import LlamaConfig
 
@@ -147,6 +147,12 @@ def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[
     return {own_name(name): tensor for name, tensor in tensors.items()}
 
 
+def implied_value(name: str, config: LlamaConfig) -> float | None:
+    """Returns the value of all elements of a tensor that files may leave out, None for others."""
+    ends = FAMILIES[config.family].implied.items()
+    return next((value for end, value in ends if name.endswith(end)), None)
+
+
 def untied(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> LlamaConfig:
     """Returns the configuration with an output matrix of its own if the files have one that is not the embedding.
 
@@ -174,6 +180,9 @@ def model_tensors(
     in_files = file_tensors(config)
     expected = {name: file.shape for name, file in in_files.items()} | hf_experts.shapes(config, tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_empty(name, tensors)}
+    for name in expected.keys() - tensors.keys():
+        if (value := implied_value(name, config)) is not None:
+            tensors[name] = ConstantTensor(directory, (), 0, expected[name], "F32", value)
     check_tensors(tensors, expected, config, directory, strict)
     for name, file in in_files.items():
         result |= zip(file.parts, file.divide(tensors[name]), strict=True)

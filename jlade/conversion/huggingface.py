@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from jlade.conversion import adapter as adapters
 from jlade.conversion import adapter_config, chat_tokenizer, generation_settings, hf_config, hf_experts, hf_quantization
 from jlade.conversion.checkpoint import Checkpoint, LoadOptions
-from jlade.conversion.hf_tensors import file_tensors, model_tensors
+from jlade.conversion.hf_tensors import file_tensors, implied_value, model_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.tensors import named_arrays
 from jlade.conversion.tokenizer_files import load_tokenizer
@@ -137,5 +137,7 @@ def _file_arrays(params: LlamaParams) -> Iterator[tuple[str, jax.Array]]:
     """Yields the tensors of files with their names."""
     arrays = named_arrays(params)
     for name, file in file_tensors(params.config).items():
-        yield name, file.join(arrays)
+        array, implied = file.join(arrays), implied_value(name, params.config)
+        if implied is None or (array != implied).any():
+            yield name, array
     yield from hf_experts.write(params.config, arrays)

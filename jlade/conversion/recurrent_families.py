@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS
 from jlade.conversion.expert_families import (
@@ -16,7 +17,9 @@ from jlade.conversion.expert_families import (
 )
 from jlade.conversion.family import Family
 from jlade.conversion.hf_attention import MULTIPLIER_DEFAULTS
-from jlade.conversion.hf_recurrent import EXPERT_SIZES, mlp_size
+from jlade.conversion.hf_mixtures import listed_layers
+from jlade.conversion.hf_recurrent import CONV, EXPERT_SIZES, LINEAR, mlp_size
+from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.conversion.json_files import Values
 
 _QWEN = {
@@ -66,6 +69,11 @@ _MAMBA_FUSED: dict[str, tuple[str, ...]] = {
     "mamba.conv1d.weight": ("recurrent.value_filter", "recurrent.key_filter", "recurrent.query_filter"),
     "mamba.conv1d.bias": ("recurrent.value_filter_bias", "recurrent.key_filter_bias", "recurrent.query_filter_bias"),
 }
+_FALCON_H1_TENSORS = (
+    _MAMBA
+    | {f"mlp.{name}": f"feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")}
+    | {"mlp_norm.weight": "pre_ff_layernorm.weight", "norm": "final_layernorm.weight"}
+)
 # transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
 _NO_LIMIT = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 _MAMBA_SIZES = {
@@ -147,6 +155,20 @@ def _if_mixture(key: str) -> Callable[[Values], int]:
     return lambda values: 0 if values.get("num_local_experts", 0) == 0 else values.size(key)
 
 
+def _lfm3_layers(values: Values) -> Any:
+    """Returns the types of the layers of LFM3, which its configuration may leave out."""
+    kinds = {0: SLIDING, 2: FULL}
+    default = [kinds.get(i % 4, CONV) if i else CONV for i in range(values.size("num_hidden_layers"))]
+    return values.get("layer_types", default)
+
+
+def _bamba_layers(values: Values) -> list[str]:
+    """Returns the types of the layers of Bamba, whose configuration lists those with attention."""
+    layers = range(values.size("num_hidden_layers"))
+    attention = listed_layers(values, "attn_layer_indices", layers, [])
+    return [FULL if i in attention else LINEAR for i in layers]
+
+
 RECURRENT: dict[str, Family] = {
     "granitemoehybrid": Family(
         "GraniteMoeHybridForCausalLM",
@@ -189,9 +211,7 @@ RECURRENT: dict[str, Family] = {
             "logit_scale": "lm_head_multiplier",
         },
         only=_ONLY_MAMBA | {"projectors_bias": (False,)},
-        tensors=_MAMBA
-        | {f"mlp.{name}": f"feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")}
-        | {"mlp_norm.weight": "pre_ff_layernorm.weight", "norm": "final_layernorm.weight"},
+        tensors=_FALCON_H1_TENSORS,
         fused=_MAMBA_FUSED,
         without_effect=(  # but the first two, of published files
             "mamba_chunk_size",
@@ -204,6 +224,26 @@ RECURRENT: dict[str, Family] = {
             "time_step_min",
         ),
         elsewhere=MULTIPLIER_DEFAULTS | {"lm_head_multiplier": 1.0},
+    ),
+    "bamba": Family(
+        "BambaForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262144,
+            "partial_rotary_factor": 0.5,
+            "attn_layer_indices": None,
+            "layer_types": None,  # follows from the key before
+            **_MAMBA_SIZES,
+        },
+        keys=ATTENTION_BIAS | {"mlp_bias": "mlp_bias"},
+        derived={"layer_types": _bamba_layers},
+        written=lambda config: {"attn_layer_indices": list(config.attention_layers)},
+        only=_ONLY_MAMBA,
+        tensors=_FALCON_H1_TENSORS,
+        fused=_MAMBA_FUSED,
+        ignored=("layer_types",),
+        without_effect=("attn_rotary_emb", "z_loss_coefficient"),  # the rotated part of a head is a half
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM",
@@ -259,6 +299,35 @@ RECURRENT: dict[str, Family] = {
             "feed_forward.experts.gate_up_proj": ("mixture.gate", "mixture.up"),
             "feed_forward.experts.down_proj": ("mixture.down",),
         },
+    ),
+    "lfm3": Family(
+        "Lfm3ForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "norm_eps": 1e-5,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            },
+            "max_position_embeddings": 128000,
+            "tie_word_embeddings": True,
+            "sliding_window": 256,
+            "layer_types": None,
+            "conv_L_cache": 7,
+            "use_sandwich_norm": True,
+            "use_attention_gate": True,
+        },
+        keys=ATTENTION_BIAS
+        | {"norm_eps": "norm_eps", "post_norms": "use_sandwich_norm", "output_gate": "use_attention_gate"},
+        fixed={"qk_norm": True, "head_gate": lambda values: values.boolean("use_attention_gate")},
+        derived={"layer_types": _lfm3_layers},
+        only={"conv_bias": (False,), "rope_scaling": (None,)},
+        rotary="type",
+        tensors={path: name for path, name in _LFM2_TENSORS.items() if not path.startswith("attention.")}
+        | {"mixer_post_norm.weight": "post_operator_norm.weight", "mlp_post_norm.weight": "post_ffn_norm.weight"},
+        fused=_LFM2_FUSED,
+        renamed={"self_attn.g_proj.weight": "self_attn.gate_proj.weight"},
     ),
     "nemotron_h": Family(
         "NemotronHForCausalLM",

@@ -180,6 +180,23 @@ class StoredTensor:
         return broken
 
 
+@dataclasses.dataclass(frozen=True)
+class ConstantTensor(StoredTensor):
+    """A tensor that files leave out, as all its elements are `value`. `file` is for messages."""
+
+    value: float
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return {}
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
+        arrays = [aligned((len(part.rows), len(part.columns))[: len(self.shape)], dtype) for part in parts]
+        for array in arrays:
+            array.fill(self.value)
+        return arrays, set()
+
+
 def stored_tensors(directory: pathlib.Path, strict: bool = False, single: str = SINGLE_FILE) -> dict[str, StoredTensor]:
     """Returns the tensors of the weight files by name, of the file `single` or of those in its index.
 

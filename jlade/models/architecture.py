@@ -138,6 +138,7 @@ class LlamaConfig:
     rope_scaling: rotary.Scaling | None = None
     tie_embeddings: bool = False
     qkv_bias: bool = False  # Qwen2
+    qkv_bound: float | None = None  # of the elements of queries, keys and values, with either sign (OLMo)
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3
@@ -162,6 +163,7 @@ class LlamaConfig:
     norm_bias: bool = False  # of the norms of hidden states (StarCoder2)
     pre_norms: bool = True  # of the inputs of attention and MLP
     post_norms: bool = False  # of their outputs (OLMo 2), or of both (Gemma 2)
+    expert_post_norm: bool = False  # of the outputs of layers with experts alone (A.X K1)
     qk_norm_kind: str = "head"  # with `qk_norm`, one of `QK_NORMS`
     value_norm: bool = False  # of each head's values, without weights (Gemma 4)
     layer_scale: bool = False  # whether a number scales the hidden states after each layer (Gemma 4)
@@ -198,6 +200,7 @@ class LlamaConfig:
     recurrence: Recurrence | None = None  # of these
     recurrent_attention: bool = False  # whether these have attention too, which reads the same norm (Falcon-H1)
     output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
+    head_gate: bool = False  # whether it is one number for all elements of a head (LFM3)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
     layer_rotary: tuple[rotary.Rotary | None, ...] = ()

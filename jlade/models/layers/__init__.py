@@ -80,7 +80,7 @@ def parts_of(config: LlamaConfig, layer: int) -> dict[str, Any]:
         "mlp_norm": (feeds and c.pre_norms and (c.parallel_norm or not c.parallel), Norm),
         "mlp": (c.mlp_size(layer) > 0, MLP),
         "mixture": (c.has_experts(layer), Mixture),
-        "mlp_post_norm": (feeds and c.post_norms, Norm),
+        "mlp_post_norm": (feeds and (c.post_norms or (c.expert_post_norm and c.has_experts(layer))), Norm),
         "own_input": (c.per_layer_size > 0, OwnInput),
         "scale": (c.layer_scale, Scale),
         "recurrent": (layer in c.recurrent_layers, Recurrent),
