@@ -117,6 +117,9 @@ ROWS = {
         {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
         | rope("linear", factor=4.0, partial_rotary_factor=0.5),
     ),
+    "gpt2": ("GPT2", {"num_key_value_heads": 4, "n_inner": 48}),
+    "gpt_bigcode": ("GPTBigCode", {"num_key_value_heads": 4, "n_inner": 48, "activation_function": "gelu"}),
+    "gpt_bigcode, all heads": ("GPTBigCode", {"num_key_value_heads": 4, "n_inner": 48, "multi_query": False}),
     "falcon": ("Falcon", {}),
     "falcon, 40B": (
         "Falcon",
@@ -426,7 +429,8 @@ def checkpoint(family, changes, directory):
 
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or "ln_" in name or name.endswith(("bias", *SCALES)):
+            is_mask = parameter.dtype == torch.bool
+            if not is_mask and ("norm" in name or "ln_" in name or name.endswith(("bias", *SCALES))):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     return model, load_hf(directory, "float32")

@@ -54,7 +54,7 @@ class Change(NamedTuple):
 
     def divide(self, file: FileTensor) -> list["Change"]:
         """Returns the changes of the parts of a tensor."""
-        if len(file.parts) == 1:
+        if len(file.parts) == 1 and not file.is_transposed:
             return [self]
         saved: Sequence[StoredTensor | None] = [None] * len(file.parts)
         if self.saved is not None:
@@ -62,7 +62,8 @@ class Change(NamedTuple):
         products: Sequence[Product | None] = [None] * len(file.parts)
         if self.product is not None:
             rank = self.product.a.shape[0]
-            of_ranks = file._replace(parts={name: (shape[0], rank) for name, shape in file.parts.items()})
+            parts: dict[str, Shape] = {name: (shape[0], rank) for name, shape in file.parts.items()}
+            of_ranks = file._replace(parts=parts, is_transposed=False)
             products = [self.product._replace(b=b) for b in of_ranks.divide(self.product.b)]
         return list(map(Change, saved, products))
 
@@ -132,7 +133,8 @@ def merge(
         config = dataclasses.replace(config, tie_embeddings=False)
         adapted[OUTPUT] = tensors[EMBEDDING]
     for name, file_tensor in file_tensors(config).items():
-        if (change := changes.take(name, file_tensor.shape)) is not None:
+        change = changes.take(name, file_tensor.shape, is_transposed=file_tensor.is_transposed)
+        if change is not None:
             for (part, shape), of_part in zip(file_tensor.parts.items(), change.divide(file_tensor), strict=True):
                 adapted[part] = AdaptedTensor(adapted[part], of_part, shape)
     for name, file in hf_experts.files(config).items():
@@ -182,8 +184,8 @@ class _Changes:
         self.left.pop(self.output, None)  # of a tied model that was saved with its embedding
         return False
 
-    def take(self, name: str, shape: Shape, is_required: bool = True) -> Change | None:
-        """Returns the change of a tensor in the files of the model, if there is one.
+    def take(self, name: str, shape: Shape, is_required: bool = True, is_transposed: bool = False) -> Change | None:
+        """Returns the change of a tensor in the files of the model, [in, out] if it is transposed, if there is one.
 
         Factors may be missing, though an adapter targets the module, unless `is_required`.
         """
@@ -194,7 +196,7 @@ class _Changes:
             self.missing.append(name)
         product = None
         if kind == "weight" and len(shape) == 2 and self.config.targets(full):
-            (rows, columns), rank = shape, self.config.rank(full)
+            (rows, columns), rank = shape[::-1] if is_transposed else shape, self.config.rank(full)
             if name == self.embedding:
                 shapes = {f"{module}.lora_embedding_A": (rank, rows), f"{module}.lora_embedding_B": (columns, rank)}
             else:

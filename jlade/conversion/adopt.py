@@ -15,7 +15,15 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.conversion import hf_config, layouts
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import Interleaved, check_names, is_beyond, model_tensors, own_names, text_part
+from jlade.conversion.hf_tensors import (
+    Interleaved,
+    TransposedTensor,
+    check_names,
+    is_beyond,
+    model_tensors,
+    own_names,
+    text_part,
+)
 from jlade.conversion.memory import HeldTensor, hold
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import (
@@ -187,6 +195,8 @@ def _values(name: str, tensor: Tensor) -> jax.Array:
         return array
     if isinstance(tensor, ConstantTensor):
         return jnp.full(tensor.shape, tensor.value, jnp.float32)
+    if isinstance(tensor, TransposedTensor):
+        return _values(name, tensor.stored)[:, tensor.first : tensor.first + tensor.shape[0]].T
     if isinstance(tensor, Interleaved):
         return jnp.concatenate([_values(name, piece) for piece in tensor.pieces])
     if type(tensor) is ExpertTensor:

@@ -177,6 +177,61 @@ _GRANITE = Family(
     },
 )
 
+_GELUS = {TANH: "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu"}
+_GPT_BIGCODE = Family(
+    "GPTBigCodeForCausalLM",
+    {
+        "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "activation_function": TANH,
+        "multi_query": True,
+    },
+    aliases={
+        "n_embd": "hidden_size",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+    },
+    keys={"norm_eps": "layer_norm_epsilon"},
+    fixed={"norm": "layer", "norm_bias": True, "gated_mlp": False, "learned_positions": True}
+    | dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), True)
+    | {"activation": lambda values: _GELUS[str(values.get("activation_function"))]},
+    derived={
+        "intermediate_size": lambda values: values.size("intermediate_size", 4 * values.size("hidden_size")),
+        "num_key_value_heads": lambda values: None if not values.boolean("multi_query") else 1,
+    },
+    written=lambda config: {
+        "activation_function": {value: key for key, value in reversed(_GELUS.items())}[config.activation],
+        "multi_query": config.num_kv_heads == 1,
+    },
+    only={"activation_function": tuple(_GELUS), "hidden_act": (None,), "head_dim": (None,)}
+    | {"scale_attn_weights": (True,), "add_cross_attention": (False,)},
+    rotary="none",
+    tensors={
+        "mixer_norm.weight": "ln_1.weight",
+        "mlp_norm.weight": "ln_2.weight",
+        "attention.output": "attn.c_proj.weight",
+        "mlp.up": "mlp.c_fc.weight",
+        "mlp.down": "mlp.c_proj.weight",
+    },
+    fused={
+        "attn.c_attn.weight": ("attention.query", "attention.key", "attention.value"),
+        "attn.c_attn.bias": ("attention.query_bias", "attention.key_bias", "attention.value_bias"),
+    },
+    row_groups=dict.fromkeys(("attn.c_attn.weight", "attn.c_attn.bias"), lambda config: config.num_kv_heads),
+    prefixes={
+        "model.embed_tokens.": "transformer.wte.",
+        "model.embed_positions.": "transformer.wpe.",
+        "model.layers.": "transformer.h.",
+        "model.norm.": "transformer.ln_f.",
+    },
+    unread=("attn.bias", "attn.masked_bias"),
+    ignored=("num_key_value_heads",),
+    without_effect=("attn_pdrop", "n_ctx", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+)
+
 DENSE: dict[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM",
@@ -401,6 +456,24 @@ DENSE: dict[str, Family] = {
         elsewhere={"alibi": False, "new_decoder_architecture": False, "parallel_attn": False},
         without_effect=("ff_factor", "ffn_factor"),
     ),
+    "gpt2": dataclasses.replace(
+        _GPT_BIGCODE,
+        architecture="GPT2LMHeadModel",
+        defaults=dict(_GPT_BIGCODE.defaults) | {"activation_function": "gelu_new", "multi_query": False},
+        only=dict(_GPT_BIGCODE.only) | {"scale_attn_by_inverse_layer_idx": (False,)},
+        row_groups={},
+        has_columns=True,
+        ignored=("num_key_value_heads", "multi_query"),
+        without_effect=(
+            "reorder_and_upcast_attn",  # on the rounding alone
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        ),
+    ),
+    "gpt_bigcode": _GPT_BIGCODE,
     "phi3": Family(
         "Phi3ForCausalLM",
         {

@@ -72,6 +72,7 @@ class Family:
         differ.
       renamed: other names within a layer in such files, with those of `tensors`.
       prefixes: beginnings of names in files, by those of jlade's names, where they are not `model.` and `lm_head.`.
+      has_columns: whether matrices of layers are [in, out] in files.
       unread: ends of names of tensors in files that the model does not have, such as masks.
       implied: ends of names of tensors that files may leave out, with the value of all their elements.
       expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
@@ -104,6 +105,7 @@ class Family:
     joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: JOINED_EXPERTS)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    has_columns: bool = False
     unread: tuple[str, ...] = ()
     implied: Mapping[str, float] = dataclasses.field(default_factory=dict)
     expert_layout: str = "rows"

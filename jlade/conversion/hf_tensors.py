@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,16 @@ from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.json_files import refuse_or_warn
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, arrays_by_name, expected_tensors, first_few, name_in_files
-from jlade.conversion.weight_files import FLOATS, ConstantTensor, StoredTensor, Tensor, aligned, are_equal, check_kind
+from jlade.conversion.weight_files import (
+    FLOATS,
+    ConstantTensor,
+    StoredTensor,
+    Tensor,
+    aligned,
+    are_equal,
+    broken_rows,
+    check_kind,
+)
 from jlade.models.layers.mixture import EXPERTS
 from jlade.models.llama import LlamaConfig
 
@@ -49,12 +58,14 @@ class FileTensor(NamedTuple):
       groups: in each of which some rows of each part follow those of the one before; see `Interleaved`.
       more_axis: an axis of one element in the file that the parts lack; see `MORE_AXES`.
       is_number: whether it has no axis; see `NO_AXES`.
+      is_transposed: whether it is [in, out], where its parts are [out, in].
     """
 
     parts: dict[str, Shape]
     groups: int = 1
     more_axis: int | None = None
     is_number: bool = False
+    is_transposed: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -63,14 +74,18 @@ class FileTensor(NamedTuple):
         shape = [] if self.is_number else [rows, *inner]
         if self.more_axis is not None:
             shape.insert(self.more_axis, 1)
-        return tuple(shape)
+        return tuple(reversed(shape) if self.is_transposed else shape)
 
     def divide(self, tensor: StoredTensor) -> list[StoredTensor]:
         """Returns the parts of a tensor of this shape."""
+        if self.is_transposed:
+            return TransposedTensor.of(tensor).divide(self.parts.values())
         return _divided(tensor, list(self.parts.values()), self.groups)
 
     def join(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
         """Returns the tensor, given arrays by the names of its parts."""
+        if self.is_transposed:
+            return jnp.concatenate([arrays[name] for name in self.parts]).T
         if len(self.parts) == 1:
             return arrays[next(iter(self.parts))].reshape(self.shape)
         parts = [arrays[name] for name in self.parts]
@@ -98,7 +113,8 @@ def file_tensors(config: LlamaConfig, family: Family | None = None) -> dict[str,
         groups = family.row_groups[file_within](config) if file_within in family.row_groups else 1
         file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
         axis = next((axis for end, axis in MORE_AXES.items() if file_within.endswith(end)), None)
-        file = FileTensor({}, groups, axis, file_within.endswith(NO_AXES))
+        is_transposed = family.has_columns and number != "" and len(shape) == 2
+        file = FileTensor({}, groups, axis, file_within.endswith(NO_AXES), is_transposed)
         files.setdefault(name_in_files(file_name, config), file).parts[name] = shape
 
     places = {path: i for fused in family.fused.values() for i, path in enumerate(fused)}
@@ -132,11 +148,13 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
 def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[str, StoredTensor]:
     """Returns the tensors by the names that jlade writes, of those that transformers reads."""
     others, prefixes = FAMILIES[config.family].renamed, FAMILIES[config.family].prefixes
+    body = next(iter(prefixes.values()), "").partition(".")[0]
 
     def own_name(name: str) -> str:
         if prefixes:
             own = prefixes.get("model.", "model.") + name.removeprefix("model.")  # transformers renames it
-            return own if name.startswith("model.") and own not in tensors else name
+            own = own if name.startswith("model.") else f"{body}.{name}"  # and adds and removes the beginning
+            return own if own.startswith(tuple(prefixes.values())) and own not in tensors else name
         inner = name.removeprefix("model.")  # transformers adds and removes it
         own = f"model.{inner}" if inner.startswith(INNER) else inner if inner.startswith("lm_head.") else name
         prefix, layers, rest = own.partition("layers.")
@@ -273,6 +291,49 @@ def _is_redundant(name: str, config: LlamaConfig) -> bool:
     if name.endswith(("rotary_emb.inv_freq", *FAMILIES[config.family].unread)):
         return True
     return name == name_in_files(OUTPUT, config) and config.tie_embeddings
+
+
+@dataclasses.dataclass(frozen=True)
+class TransposedTensor(StoredTensor):
+    """Rows of a matrix [out, in], from `first` on, whose tensor in the file is [in, out]."""
+
+    stored: StoredTensor
+    first: int = 0
+
+    @classmethod
+    def of(cls, stored: StoredTensor) -> "TransposedTensor":
+        """Returns the whole matrix."""
+        return cls(stored.file, stored.stamp, stored.offset, stored.shape[::-1], stored.dtype, stored)
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return self.stored.stamps
+
+    @property
+    def value_dtype(self) -> str:
+        return self.stored.value_dtype
+
+    def divide(self, shapes: Iterable[Shape]) -> list[StoredTensor]:
+        parts, first = list[StoredTensor](), self.first
+        for shape in shapes:
+            parts.append(dataclasses.replace(self, shape=shape, first=first))
+            first += shape[0]
+        return parts
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        return self.stored.read_bytes(name)[:, self.first : self.first + self.shape[0]].T
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[TensorPart]) -> tuple[list[np.ndarray], set[int]]:
+        arrays: list[np.ndarray] = []
+        broken: set[int] = set()
+        for rows, columns in parts:
+            own = TensorPart(columns, range(self.first + rows.start, self.first + rows.stop))
+            (matrix,), _ = self.stored.read(name, dtype, [own])
+            array = aligned((len(rows), len(columns)), dtype)
+            array[...] = matrix.T
+            broken |= broken_rows(array, array, rows.start)
+            arrays.append(array)
+        return arrays, broken
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from jlade.models.llama import OUTPUT_BITS, LlamaConfig, LlamaParams, quantize
 from jlade.models.quantization import FILE, Bits, is_quantized
 
 EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+POSITIONS = "model.embed_positions.weight"
 LAYER = {  # names within a layer, by the path in `jlade.models.layers.Layer`; a bias has the name of its weight
     "mixer_norm.weight": "input_layernorm.weight",
     "attention.gate": "self_attn.gate_proj.weight",
@@ -134,6 +135,7 @@ def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> Llam
         norm_bias=read(norm.removesuffix("weight") + "bias", (config.hidden_size,)) if config.norm_bias else None,
         output_bias=read(OUTPUT_BIAS, (config.vocab_size,)) if config.output_bias else None,
         per_layer=_build_per_layer(config, read) if config.per_layer_size else None,
+        positions=read(POSITIONS, (config.max_positions, config.hidden_size)) if config.learned_positions else None,
     )
 
 

@@ -204,6 +204,7 @@ class LlamaConfig:
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
     layer_rotary: tuple[rotary.Rotary | None, ...] = ()
+    learned_positions: bool = False  # whether an array of embeddings has one for each position (GPT-2)
     rotary_dim: int | None = None  # leading elements of a head that are rotated, None for all (StableLM)
     latent: Latent | None = None  # with one KV head, of `Latent.cached_size` elements (DeepSeek V2)
     interleaved_rotary: bool = False  # whether neighbours are pairs, not halves of a head (Cohere)

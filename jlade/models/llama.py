@@ -44,6 +44,7 @@ class LlamaParams:
       norm_bias: float[E], None for models without.
       output_bias: float[V], None for models without.
       per_layer: embeddings of tokens for each layer, None for models without.
+      positions: float[max_positions, E], embeddings of positions, None for models without.
       tokenizer: that of the checkpoint. `jlade.load` sets it on the parameters that it returns. It is no part of the
         pytree: programs do not depend on it, and changed parameters, for example those of `jax.tree.map`, do not have
         it.
@@ -57,6 +58,7 @@ class LlamaParams:
     norm_bias: jax.Array | None = None
     output_bias: jax.Array | None = None
     per_layer: PerLayer | None = None
+    positions: jax.Array | None = None
     tokenizer: ClassVar[Any] = None
 
     @property
@@ -220,6 +222,8 @@ class Llama:
         if c.norm != "rms":  # Gemma's is rounded to the dtype of the model
             factor = float(np.asarray(factor, params.norm.dtype))
         hidden = scale(embed(params.embedding, c.vocab_size), factor)
+        if params.positions is not None:
+            hidden += params.positions[positions]
         rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         tree = None if c.recurrence is None else recurrent.ancestry(block_mask, c.recurrence.taps)
@@ -331,7 +335,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
         total = c.num_layers * c.per_layer_size
         tables = matrix(c.per_layer_vocab_size, total), matrix(total, c.hidden_size)
         of_layers = PerLayer(*tables, jnp.ones(c.per_layer_size, dtype))
-    return LlamaParams(embedding, built, norm, output, config, norm_bias, output_bias, of_layers)
+    positions = matrix(c.max_positions, c.hidden_size) if c.learned_positions else None
+    return LlamaParams(embedding, built, norm, output, config, norm_bias, output_bias, of_layers, positions)
 
 
 def quantize(

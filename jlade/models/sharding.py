@@ -92,6 +92,7 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         norm_bias=None if params.norm_bias is None else P(),
         output_bias=None if params.output_bias is None else vocabulary,
         per_layer=of_layers,
+        positions=None if params.positions is None else P(),
     )
     return specs
 
