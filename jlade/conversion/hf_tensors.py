@@ -148,13 +148,15 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
 def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[str, StoredTensor]:
     """Returns the tensors by the names that jlade writes, of those that transformers reads."""
     others, prefixes = FAMILIES[config.family].renamed, FAMILIES[config.family].prefixes
-    body = next(iter(prefixes.values()), "").partition(".")[0]
+    parts = tuple(own for own in prefixes.values() if own.count(".") > 1)
+    body = next(iter(parts), "").partition(".")[0]
 
     def own_name(name: str) -> str:
-        if prefixes:
-            own = prefixes.get("model.", "model.") + name.removeprefix("model.")  # transformers renames it
-            own = own if name.startswith("model.") else f"{body}.{name}"  # and adds and removes the beginning
-            return own if own.startswith(tuple(prefixes.values())) and own not in tensors else name
+        if prefixes:  # transformers renames "model.", and adds and removes what names of parts begin with
+            own = f"{body}.{name}" if f"{body}.{name}".startswith(parts) else name
+            if name.startswith("model."):
+                own = prefixes.get("model.", "model.") + name.removeprefix("model.")
+            return name if own in tensors else own
         inner = name.removeprefix("model.")  # transformers adds and removes it
         own = f"model.{inner}" if inner.startswith(INNER) else inner if inner.startswith("lm_head.") else name
         prefix, layers, rest = own.partition("layers.")

@@ -15,14 +15,14 @@ from jlade.conversion.gguf_tokenizer import SPACE
 # The families for which AutoTokenizer takes a class, under "" those whose tokenizer.json it reads whatever class the
 # files name. For other families it takes the class that they name.
 FAMILIES = {
-    "": "ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glmasr got_ocr2 granite granitemoe "
-    "granitemoehybrid granitemoeshared kimi_k25 llava llava_next minicpm_ocr minicpmv4_6 minicpmv4_7 "
+    "": "ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glmasr got_ocr2 gpt_bigcode granite "
+    "granitemoe granitemoehybrid granitemoeshared kimi_k25 llava llava_next minicpm_ocr minicpmv4_6 minicpmv4_7 "
     "minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 omniasr phi3 phimoe "
     "smolvlm stablelm vipllava voxtral",
     "CohereTokenizer": "aya_vision cohere cohere2",
     "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text shieldgemma2",
-    "GPT2Tokenizer": "phi starcoder2",
-    "GPTNeoXTokenizer": "gpt_neox olmoe",
+    "GPT2Tokenizer": "gpt2 phi starcoder2",
+    "GPTNeoXTokenizer": "gpt_neox olmo olmoe",
     "LlamaTokenizer": "idefics2",
     "Qwen2Tokenizer": "audioflamingo3 fun_asr_nano internvl lighton_ocr moss_transcribe_diarize ovis2 qianfan_ocr "
     "qwen2 qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl qwen3 qwen3_asr qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe "

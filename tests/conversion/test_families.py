@@ -37,6 +37,8 @@ def write(directory, model_type, **changes):
     if model_type == "granitemoehybrid":  # without these it would have no attention
         kinds = ["mamba"] * (changes.get("num_hidden_layers", 2) - 1) + ["attention"]
         content |= {"layer_types": kinds, "mamba_n_heads": 8}
+    if model_type == "bamba":
+        content |= {"attn_layer_indices": [changes.get("num_hidden_layers", 2) - 1], "mamba_n_heads": 8}
     (directory / "config.json").write_text(json.dumps(content | changes))
     return directory
 
