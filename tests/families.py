@@ -245,6 +245,19 @@ ROWS = {
         "Qwen3Moe",
         {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),
+    "cohere2_moe": (
+        "Cohere2Moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2, "num_hidden_layers": 3, "head_dim": 12}
+        | {"sliding_window": 7, "layer_types": [*SLIDING, "full_attention"], "logit_scale": 0.5}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "cohere2_moe, sigmoids": (
+        "Cohere2Moe",
+        {"num_experts": 8, "num_experts_per_tok": 1, "num_shared_experts": 1, "head_dim": 12, "rms_norm_eps": 1e-5}
+        | {"shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid", "num_key_value_heads": 1}
+        | {"mlp_layer_types": ["dense", "sparse"], "layer_types": ["full_attention"] * 2}
+        | {"prefix_dense_intermediate_size": 40, "prefix_dense_sliding_window_pattern": 2},
+    ),
     "glm4_moe": (
         "Glm4Moe",
         {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2}

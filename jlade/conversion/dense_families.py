@@ -102,14 +102,14 @@ _GLM = {
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
 }
-_COHERE = {
+COHERE = {
     "layer_norm_eps": 1e-5,
     "logit_scale": 0.0625,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-_COHERE_KEYS = ATTENTION_BIAS | {"norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"}
-_IS_COHERE = {"norm": "layer", "parallel": True, "interleaved_rotary": True}
+COHERE_KEYS = ATTENTION_BIAS | {"norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"}
+IS_COHERE = {"norm": "layer", "parallel": True, "interleaved_rotary": True}
 _ONE_BIAS = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), "use_bias")
 HUNYUAN_NORMS = {
     "attention.query_norm": "self_attn.query_layernorm.weight",
@@ -593,15 +593,15 @@ DENSE: dict[str, Family] = {
     ),
     "cohere": Family(
         "CohereForCausalLM",
-        _COHERE | {"rope_theta": 500000.0, "use_qk_norm": False},
-        keys=_COHERE_KEYS | {"qk_norm": "use_qk_norm"},
-        fixed=_IS_COHERE | {"qk_norm_kind": "each"},
+        COHERE | {"rope_theta": 500000.0, "use_qk_norm": False},
+        keys=COHERE_KEYS | {"qk_norm": "use_qk_norm"},
+        fixed=IS_COHERE | {"qk_norm_kind": "each"},
     ),
     "cohere2": Family(
         "Cohere2ForCausalLM",
-        LISTED | _COHERE | {"sliding_window_pattern": 4},
-        keys=_COHERE_KEYS,
-        fixed=_IS_COHERE,
+        LISTED | COHERE | {"sliding_window_pattern": 4},
+        keys=COHERE_KEYS,
+        fixed=IS_COHERE,
         rotary="windows",
         elsewhere={"logit_scale": 1.0},
     ),

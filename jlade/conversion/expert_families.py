@@ -6,16 +6,30 @@ from typing import Any
 
 from jlade.conversion.dense_families import (
     ATTENTION_BIAS,
+    COHERE,
+    COHERE_KEYS,
     GRANITE,
     GRANITE_KEYS,
     GRANITE_WINDOWS,
     HUNYUAN_NORMS,
+    IS_COHERE,
     LISTED,
     MINISTRAL_YARN,
     POST_NORMS,
     QWEN,
 )
 from jlade.conversion.family import JOINED_EXPERTS, Family
+from jlade.conversion.hf_mixtures import (
+    AVERAGE,
+    COMBINED,
+    DENSE_PERIOD,
+    DENSE_SIZE,
+    ROUTING,
+    ROUTINGS,
+    averages,
+    cohere_layers,
+    write_cohere,
+)
 from jlade.conversion.json_files import Values
 
 _MLP = ("gate", "up", "down")
@@ -295,6 +309,46 @@ MIXTURES: dict[str, Family] = {
         only={"rope_scaling": (None,)},
         rotary="type",
         without_effect=("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
+    ),
+    "cohere2_moe": Family(
+        "Cohere2MoeForCausalLM",
+        LISTED
+        | COHERE
+        | {
+            "head_dim": 128,
+            "rms_norm_eps": None,  # of norms in the place of layer norms
+            "sliding_window_pattern": 4,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 0,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 0,
+            "mlp_layer_types": None,
+            "moe_intermediate_size": None,  # follows from intermediate_size
+            ROUTING: "softmax",
+            COMBINED: AVERAGE,
+            DENSE_SIZE: None,
+            DENSE_PERIOD: 1,
+        },
+        keys=EXPERT_COUNTS | COHERE_KEYS,
+        fixed=IS_COHERE
+        | {
+            "norm": lambda values: "layer" if values.get("rms_norm_eps") is None else "rms",
+            "norm_eps": lambda values: values.number("rms_norm_eps", values.number("layer_norm_eps")),
+            "routing": lambda values: ROUTINGS[values.get(ROUTING)],
+            "normalized_experts": lambda values: values.get(ROUTING) == "softmax" or values.boolean("norm_topk_prob"),
+            "averages_mixture": averages,
+        },
+        derived={
+            "moe_intermediate_size": lambda values: values.size("intermediate_size"),
+            "intermediate_size": lambda values: values.size(DENSE_SIZE, values.get("intermediate_size")),
+            "layer_types": cohere_layers,
+        },
+        written=write_cohere,
+        only={ROUTING: tuple(ROUTINGS), COMBINED: (AVERAGE, "sum")},
+        rotary="windows",
+        tensors=_SHARED_EXPERTS,
+        ignored=("moe_intermediate_size",),
     ),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",

@@ -121,7 +121,7 @@ class Family:
     def reads(self) -> dict[str, Any]:
         """The keys that the family reads, with the values of transformers for missing ones."""
         biases = {key: value for key, value in BIASES.items() if key in self.keys.values()}
-        reads = SHARED | biases | dict(self.defaults)
+        shared = dict(SHARED)
         if "norm_eps" in self.keys:  # the family has another name for it
-            del reads["rms_norm_eps"]
-        return reads
+            del shared["rms_norm_eps"]
+        return shared | biases | dict(self.defaults)

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from jlade.conversion.family import Family
+from jlade.conversion.hf_mixtures import DENSE_PERIOD, sparse_layers
 from jlade.conversion.hf_recurrent import CONV, TAPS
 from jlade.conversion.hf_rotary import (
     FULL,
@@ -71,7 +72,11 @@ def read_layers(
     if family.rotary == "local":
         values.size("sliding_window")
     if family.rotary in OF_WINDOWS and values.get("sliding_window") is not None:
-        layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
+        others = [] if values.get(DENSE_PERIOD) != 1 else range(num_layers)  # Cohere rotates those without experts
+        turned_too = set(others) - set(sparse_layers(values, family, num_layers))
+        layers = tuple(
+            rotary if window or i in turned_too else None for i, window in enumerate(windows or (None,) * num_layers)
+        )
     scalings: QueryScalings = () if read.query_scaling is None else (read.query_scaling,) * num_layers
     if values.get("attn_temperature_tuning"):  # Llama 4, in layers without a rotation
         scaling = QueryScaling(values.number("attn_scale"), values.size("floor_scale"), offset=1)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jlade.conversion.family import Family
+from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
 
@@ -17,11 +18,15 @@ DENSE, SPARSE = "dense", "sparse"
 SPARSE_LAYERS, LLAMA_STEP, LLAMA_DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"
 QWEN_STEP, QWEN_DENSE = "decoder_sparse_step", "mlp_only_layers"
 METHOD, GREEDY, LIMITED = "topk_method", "greedy", "group_limited_greedy"  # the first has no groups (DeepSeek V2)
+# Cohere's: how the weights of experts follow from scores, and how experts and shared ones are added
+ROUTING, COMBINED, AVERAGE = "expert_selection_fn", "shared_expert_combination_strategy", "average"
+ROUTINGS = {"softmax": "softmax", "sigmoid": "sigmoids"}
+DENSE_SIZE, DENSE_PERIOD = "prefix_dense_intermediate_size", "prefix_dense_sliding_window_pattern"
 
 
 def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
     """Returns the fields of `LlamaConfig` for these keys. A family that reads none has no layers that differ."""
-    sparse = _sparse_layers(values, family, num_layers)
+    sparse = sparse_layers(values, family, num_layers)
     dense = tuple(i for i in range(num_layers) if i not in sparse)
     size = values.size(LLAMA_DENSE_SIZE if SPARSE_LAYERS in family.reads else "intermediate_size") if dense else 0
     of_layers = {"dense_layers": dense, "dense_size": size}
@@ -82,12 +87,43 @@ def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
     return written
 
 
+def averages(values: Values) -> bool:
+    """Whether Cohere's experts and shared ones are averaged."""
+    return values.count("num_shared_experts") > 0 and values.get(COMBINED) == AVERAGE
+
+
+def cohere_layers(values: Values) -> Any:
+    """Returns the types of Cohere's layers, which the first ones, without experts, have by a rule of their own."""
+    first, period = values.count("first_k_dense_replace"), values.size("sliding_window_pattern")
+    rest = values.size("num_hidden_layers") - first
+    default = [
+        FULL if (i + 1) % each == 0 else SLIDING
+        for number, each in ((first, values.size(DENSE_PERIOD)), (rest, period))
+        for i in range(number)
+    ]
+    return values.get("layer_types", default)
+
+
+def write_cohere(config: LlamaConfig) -> dict[str, Any]:
+    """Returns the keys of Cohere's mixture that `write_mixture` does not write."""
+    by_layer = config.windows_by_layer, config.rotary_by_layer
+    is_plain = any(all(of_layer[i] is None for of_layer in by_layer) for i in config.dense_layers)
+    return {
+        "intermediate_size": config.expert_size,
+        "rms_norm_eps": config.norm_eps if config.norm == "rms" else None,
+        ROUTING: next(name for name, routing in ROUTINGS.items() if routing == config.routing),
+        COMBINED: AVERAGE if config.averages_mixture else "sum",
+        DENSE_SIZE: config.dense_size or None,
+        DENSE_PERIOD: 2 if is_plain else 1,
+    }
+
+
 def _one_of(names: tuple[str, ...], family: Family) -> str | None:
     """Returns the name of a key that the family reads, None if it reads none."""
     return next((key for key in names if key in family.reads), None)
 
 
-def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collection[int]:
+def sparse_layers(values: Values, family: Family, num_layers: int) -> Collection[int]:
     """Returns the layers with experts, or all of a model without."""
     layers, reads = range(num_layers), family.reads
     if SPARSE_LAYERS in reads:

@@ -187,6 +187,7 @@ class LlamaConfig:
     float32_router: bool = False  # whether routers are in float32 in a model of any dtype (ERNIE 4.5, Hy3)
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
+    averages_mixture: bool = False  # whether experts and the MLP beside them are averaged, not added (Cohere)
     # Whether MLP and experts both read the hidden states, with norms of their own, and so does the router (Gemma 4)
     separate_experts: bool = False
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)

@@ -103,6 +103,9 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "hunyuan_v1_moe": {"qk_norm": True, "qk_norm_kind": "rotated", "norm_eps": 1e-5, "intermediate_size": 64},
         "flex_olmo": {"qk_norm": True, "qk_norm_kind": "whole", "pre_norms": False, "post_norms": True},
         "granitemoe_swa": {"sinks": True, "intermediate_size": 64},
+        "cohere2_moe": {"norm": "layer", "parallel": True, "interleaved_rotary": True, "intermediate_size": 64}
+        | {"sliding_windows": (7, None), "layer_rotary": (Rotary(1e4), None), "dense_layers": (0,), "dense_size": 32}
+        | {"averages_mixture": True},
         "axk1": LATENT
         | {"routing": "sigmoids", "selection_bias": True, "expert_post_norm": True, "intermediate_size": 64}
         | {"dense_layers": (0,), "dense_size": 32},

@@ -97,7 +97,7 @@ class Mixture:
         shared = mlp.feed(normed, decoder)
         if self.shared_router is not None:
             shared *= jax.nn.sigmoid(linear(normed, self.shared_router))
-        return mixed + shared
+        return scale(mixed + shared, 0.5) if c.averages_mixture else mixed + shared
 
     def _feed_apart(self, hidden: jax.Array, decoder: "Llama") -> jax.Array:
         """Returns the experts of each token of [B, T, E], with the norms and scales of `separate_experts`."""
