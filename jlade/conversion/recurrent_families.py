@@ -242,8 +242,9 @@ RECURRENT: dict[str, Family] = {
         only=_ONLY_MAMBA,
         tensors=_FALCON_H1_TENSORS,
         fused=_MAMBA_FUSED,
-        ignored=("layer_types",),
-        without_effect=("attn_rotary_emb", "z_loss_coefficient"),  # the rotated part of a head is a half
+        # The rotated part of a head is a half, unless rope_parameters say otherwise.
+        ignored=("layer_types", "partial_rotary_factor"),
+        without_effect=("attn_rotary_emb", "z_loss_coefficient"),
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM",
