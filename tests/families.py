@@ -40,6 +40,10 @@ ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_siz
 NEMOTRON_EXPERTS = NEMOTRON | ROUTED | {"moe_shared_expert_intermediate_size": 20}
 LATENT = ROUTED | {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
 LATENT |= {"v_head_dim": 6, "num_key_value_heads": 4}
+KIMI = {"num_local_experts" if key == "n_routed_experts" else key: value for key, value in LATENT.items()}
+KIMI |= {"q_lora_rank": None, "layer_types": ["linear_attention", "full_attention"]}
+LING = KIMI | {"first_k_dense_replace": 1, "layer_types": None, "layer_group_size": 2, "head_dim": 10}
+KIMI |= {"linear_num_heads": 2, "linear_head_dim": 8}
 GEMMA_4 = {"num_key_value_heads": 4, "head_dim": 12, "global_head_dim": 20, "sliding_window": 7}
 GEMMA_4 |= {"hidden_size_per_layer_input": 0, "num_hidden_layers": 4, "layer_types": [*SLIDING, *SLIDING]}
 GEMMA_4 |= rope_of_full_attention(rope_type="proportional", rope_theta=500.0, partial_rotary_factor=0.25)
@@ -370,6 +374,30 @@ ROWS = {
     "falcon_h1, norms after gates": (
         "FalconH1",
         FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
+    ),
+    "bailing_hybrid": (
+        "BailingHybrid",
+        LING
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "short_conv_kernel_size": 3}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.8),
+    ),
+    "bailing_hybrid, unbounded decays": (
+        "BailingHybrid",
+        LING
+        | {"num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": 20}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "kda_safe_gate": False}
+        | {"num_experts_per_tok": 1, "norm_topk_prob": False, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
+    ),
+    "kimi_linear": (
+        "KimiLinear",
+        KIMI | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "linear_conv_kernel_dim": 3},
+    ),
+    "kimi_linear, latents of queries": (
+        "KimiLinear",
+        KIMI
+        | {"num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": 20}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]}
+        | {"num_experts_per_tok": 1, "norm_topk_prob": False, "n_shared_experts": 2},
     ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 4}),
     "lfm2, sizes as they are": (

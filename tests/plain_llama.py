@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jlade.models.architecture import BEFORE_GATE, CONVOLUTION, DELTA
+from jlade.models.architecture import BEFORE_GATE, CHANNEL_DELTA, CONVOLUTION, DELTA
 from jlade.models.layers import Layer
 from jlade.models.llama import LlamaConfig, LlamaParams
 
@@ -24,7 +24,9 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
             continue
         normed = _norm(hidden, layer.mixer_norm.weight, config.norm_eps)
         if number in config.recurrent_layers:
-            rule = {DELTA: _delta_rule, CONVOLUTION: _convolution}.get(config.recurrence.rule, _state_space)
+            rule = {DELTA: _delta_rule, CHANNEL_DELTA: _delta_rule, CONVOLUTION: _convolution}.get(
+                config.recurrence.rule, _state_space
+            )
             hidden = hidden + factors.recurrent_output * rule(layer, factors.recurrent_input * normed, config)
         if number not in config.attention_layers:
             hidden = _feed_forward(hidden, layer, config)
@@ -68,11 +70,12 @@ def _delta_rule(layer: Layer, normed: np.ndarray, config: LlamaConfig) -> np.nda
     for head in range(sizes.value_heads):
         group, memory = head * sizes.key_heads // sizes.value_heads, np.zeros((sizes.key_size, sizes.value_size))
         for t in range(length):
-            memory *= shrink[t, head]
+            memory *= shrink[t, head][..., None]
             update = beta[t, head] * (values[t, head] - keys[t, group] @ memory)
             memory += np.outer(keys[t, group], update)
             mixed[t, head] = queries[t, group] @ memory / np.sqrt(sizes.key_size)
-    gate = _silu(normed @ _f64(layer.recurrent.gate).T)
+    gate = _gate(layer.recurrent, "gate", normed)
+    gate = _sigmoid(gate) if sizes.rule == CHANNEL_DELTA else _silu(gate)
     return (_norm(mixed, layer.recurrent.norm, config.norm_eps).reshape(length, -1) * gate) @ _f64(
         layer.recurrent.output
     ).T
@@ -111,9 +114,19 @@ def _of_tokens(layer: Layer, normed: np.ndarray, config: LlamaConfig) -> tuple[n
         product = getattr(config.multipliers, f"recurrent_{name}") * normed @ weight.T
         filters, bias = (getattr(layer.recurrent, f"{name}_{end}") for end in ("filter", "filter_bias"))
         heads.append(_silu(_convolve(product, filters, bias)).reshape(len(normed), -1, size))
-    time = config.multipliers.decay * normed @ _f64(layer.recurrent.decay).T
-    step = np.logaddexp(0, time + _f64(layer.recurrent.decay_bias))
-    return *heads, step, np.exp(-np.exp(_f64(layer.recurrent.decay_rate)) * step)
+    time = config.multipliers.decay * _gate(layer.recurrent, "decay", normed) + _f64(layer.recurrent.decay_bias)
+    rate = np.exp(_f64(layer.recurrent.decay_rate))
+    if sizes.rule == CHANNEL_DELTA:
+        time, rate = time.reshape(len(normed), sizes.key_heads, -1), rate[:, None]
+    step = np.logaddexp(0, time)
+    bounded = sizes.least_decay is not None
+    return *heads, step, np.exp(sizes.least_decay * _sigmoid(rate * time) if bounded else -rate * step)
+
+
+def _gate(part, name: str, normed: np.ndarray) -> np.ndarray:
+    """Returns the product of hidden states with the matrix of a gate, or of the latents that another one makes."""
+    down = getattr(part, f"{name}_down", None)
+    return (normed if down is None else normed @ _f64(down).T) @ _f64(getattr(part, name)).T
 
 
 def _convolve(x: np.ndarray, filters, bias) -> np.ndarray:

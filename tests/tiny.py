@@ -15,6 +15,7 @@ from jlade.cli.arguments import DEMO
 from jlade.conversion import save_hf
 from jlade.models.architecture import (
     BEFORE_GATE,
+    CHANNEL_DELTA,
     CONVOLUTION,
     DELTA,
     STATE_SPACE,
@@ -31,7 +32,8 @@ from jlade.models.rotary import ProportionalScaling, Rotary
 PAPER = jlade.LookaheadConfig.paper(4, 4, 3)
 # Changes of `tiny_llama` for a model like Qwen3-Next, whose first layer is recurrent.
 RECURRENT = {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 2, 4, 8, 6, 4), "output_gate": True}
-# And like Granite 4 H, and like LFM2.
+# And like Kimi Linear, with attention of heads, like Granite 4 H, and like LFM2.
+CHANNELS = {"recurrent_layers": (0,), "recurrence": Recurrence(CHANNEL_DELTA, 4, 4, 8, 8, 3, gate_rank=5)}
 STATE_SPACES = {"recurrent_layers": (0,), "recurrence": Recurrence(STATE_SPACE, 2, 4, 8, 6, 4, filter_bias=True)}
 CONVOLUTIONS = {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 16, 16, 1, 1, 3)}
 # And like Falcon-H1, with attention in the recurrent layer too.

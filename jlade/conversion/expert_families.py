@@ -32,7 +32,7 @@ from jlade.conversion.hf_mixtures import (
 )
 from jlade.conversion.json_files import Values
 
-_MLP = ("gate", "up", "down")
+MLP = ("gate", "up", "down")
 GRANITE_EXPERTS = {
     "block_sparse_moe.input_linear.weight": ("mixture.gate", "mixture.up"),
     "block_sparse_moe.output_linear.weight": ("mixture.down",),
@@ -42,7 +42,7 @@ GRANITE_JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
     "block_sparse_moe.experts.down_proj": ("mixture.down",),
 }
 GRANITE_ROUTER = "block_sparse_moe.router.layer.weight"
-_NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
+NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
     "block_sparse_moe.experts.{}.w1.weight": ("mixture.gate",),
     "block_sparse_moe.experts.{}.w3.weight": ("mixture.up",),
     "block_sparse_moe.experts.{}.w2.weight": ("mixture.down",),
@@ -61,31 +61,31 @@ QWEN_EXPERTS = {
     "normalized_experts": "norm_topk_prob",
 }
 EXPERT_COUNTS = {field: key for field, key in QWEN_EXPERTS.items() if field != "normalized_experts"}
-QWEN_SHARED_EXPERT = {f"mlp.{name}": f"mlp.shared_expert.{name}_proj.weight" for name in _MLP}
+QWEN_SHARED_EXPERT = {f"mlp.{name}": f"mlp.shared_expert.{name}_proj.weight" for name in MLP}
 
 # DeepSeek V3's mixture; see `hf_mixtures`.
 _GROUPS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _DEEPSEEK = _GROUPS | {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
 _DEEPSEEK_KEYS = QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"}
-_DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
-_SHARED_EXPERTS = {f"mlp.{name}": f"mlp.shared_experts.{name}_proj.weight" for name in _MLP}
+DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
+_SHARED_EXPERTS = {f"mlp.{name}": f"mlp.shared_experts.{name}_proj.weight" for name in MLP}
 
 # Multi-head latent attention; see `hf_latent`. Published files have more keys than transformers reads.
-_LATENT = {
+LATENT = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
 }
-_LATENT_FUSED: dict[str, tuple[str, ...]] = {"self_attn.kv_b_proj.weight": ("attention.key_up", "attention.value_up")}
-_LATENT_GROUPS = {"self_attn.kv_b_proj.weight": lambda config: config.num_heads}
-_LATENT_ONLY = {"attention_bias": (False,), "moe_layer_freq": (1,)}
-_LATENT_WITHOUT_EFFECT = ("aux_loss_alpha", "ep_size", "qk_head_dim", "seq_aux")
+LATENT_FUSED: dict[str, tuple[str, ...]] = {"self_attn.kv_b_proj.weight": ("attention.key_up", "attention.value_up")}
+LATENT_GROUPS = {"self_attn.kv_b_proj.weight": lambda config: config.num_heads}
+LATENT_ONLY = {"attention_bias": (False,), "moe_layer_freq": (1,)}
+LATENT_WITHOUT_EFFECT = ("aux_loss_alpha", "ep_size", "qk_head_dim", "seq_aux")
 
 _DEEPSEEK_V3 = Family(
     "DeepseekV3ForCausalLM",
-    _LATENT
+    LATENT
     | _DEEPSEEK
     | {
         "max_position_embeddings": 4096,
@@ -98,11 +98,11 @@ _DEEPSEEK_V3 = Family(
         "rope_interleave": True,
     },
     keys=_DEEPSEEK_KEYS | {"interleaved_rotary": "rope_interleave"},
-    fixed=_DEEPSEEK_FIXED,
-    only=_LATENT_ONLY | {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+    fixed=DEEPSEEK_FIXED,
+    only=LATENT_ONLY | {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
     tensors=_SHARED_EXPERTS,
-    fused=_LATENT_FUSED,
-    row_groups=_LATENT_GROUPS,
+    fused=LATENT_FUSED,
+    row_groups=LATENT_GROUPS,
     unread=tuple(
         f"indexer.{name}"
         for name in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
@@ -170,7 +170,7 @@ MIXTURES: dict[str, Family] = {
         only={"use_qk_norm": (True,)},
         rotary="alpha",
         tensors=HUNYUAN_NORMS
-        | {f"mlp.{name}": f"mlp.shared_mlp.{name}_proj.weight" for name in _MLP}
+        | {f"mlp.{name}": f"mlp.shared_mlp.{name}_proj.weight" for name in MLP}
         | {"mixture.router": "mlp.gate.wg.weight"},
     ),
     "mixtral": Family(
@@ -186,7 +186,7 @@ MIXTURES: dict[str, Family] = {
         keys=LOCAL_KEYS,
         fixed=_EXPERTS_ALONE,
         tensors={"mixture.router": "block_sparse_moe.gate.weight"},
-        experts=_NUMBERED_EXPERTS,
+        experts=NUMBERED_EXPERTS,
         renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
         elsewhere=dict.fromkeys(LOCAL_EXPERTS),
         without_effect=("router_jitter_noise",),
@@ -208,7 +208,7 @@ MIXTURES: dict[str, Family] = {
         only={"num_experts_per_tok": (2,), "router_jitter_noise": (0.01,)},
         rotary="mscale",
         tensors={"mixture.router": "block_sparse_moe.gate.weight"},
-        experts=_NUMBERED_EXPERTS,
+        experts=NUMBERED_EXPERTS,
         renamed={"mlp.router.weight": "block_sparse_moe.gate.weight"},
         elsewhere={"lm_head_bias": False},
         without_effect=("input_jitter_noise",),
@@ -363,7 +363,7 @@ MIXTURES: dict[str, Family] = {
             "first_k_dense_replace": 1,
         },
         keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
-        fixed=_DEEPSEEK_FIXED,
+        fixed=DEEPSEEK_FIXED,
         tensors=_SHARED_EXPERTS,
         without_effect=("num_nextn_predict_layers", "num_mtp_layers"),  # of layers that predict further tokens
     ),
@@ -380,7 +380,7 @@ MIXTURES: dict[str, Family] = {
             "norm_topk_prob": False,
         },
         keys=_DEEPSEEK_KEYS | ATTENTION_BIAS,
-        fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
+        fixed=DEEPSEEK_FIXED | {"qk_norm": True},
         tensors=_SHARED_EXPERTS,
     ),
     "solar_open": Family(
@@ -395,7 +395,7 @@ MIXTURES: dict[str, Family] = {
             "moe_intermediate_size": 1280,
         },
         keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias"},
-        fixed=_DEEPSEEK_FIXED,
+        fixed=DEEPSEEK_FIXED,
         tensors=_SHARED_EXPERTS,
     ),
     "exaone_moe": Family(
@@ -415,7 +415,7 @@ MIXTURES: dict[str, Family] = {
             "mlp_layer_types": None,
         },
         keys=QWEN_EXPERTS | {"expert_scale": "routed_scaling_factor"},
-        fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
+        fixed=DEEPSEEK_FIXED | {"qk_norm": True},
         rotary="windows",
         tensors=_SHARED_EXPERTS | {"mixture.selection_bias": "mlp.e_score_correction_bias"},
         renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
@@ -437,15 +437,15 @@ MIXTURES: dict[str, Family] = {
             "mlp_layer_types": None,
         },
         keys=EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "router_scaling_factor"},
-        fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "float32_router": True},
+        fixed=DEEPSEEK_FIXED | {"qk_norm": True, "float32_router": True},
         only={"mlp_bias": (False,), "qk_norm": (True,), "route_norm": (True,)},
-        tensors={f"mlp.{name}": f"mlp.shared_mlp.{name}_proj.weight" for name in _MLP}
+        tensors={f"mlp.{name}": f"mlp.shared_mlp.{name}_proj.weight" for name in MLP}
         | {"mixture.router": "mlp.router.gate.weight", "mixture.selection_bias": "mlp.expert_bias"},
         renamed={
             "mlp.gate.weight": "mlp.router.gate.weight",
             "mlp.e_score_correction_bias": "mlp.expert_bias",
         }
-        | {f"mlp.shared_experts.{name}_proj.weight": f"mlp.shared_mlp.{name}_proj.weight" for name in _MLP},
+        | {f"mlp.shared_experts.{name}_proj.weight": f"mlp.shared_mlp.{name}_proj.weight" for name in MLP},
         without_effect=("enable_moe_fp32_combine",),
     ),
     "afmoe": Family(
@@ -466,7 +466,7 @@ MIXTURES: dict[str, Family] = {
             "route_scale": 1.0,
         },
         keys=EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "route_scale", "embedding_scale": "mup_enabled"},
-        fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "post_norms": True, "output_gate": True},
+        fixed=DEEPSEEK_FIXED | {"qk_norm": True, "post_norms": True, "output_gate": True},
         only={"route_norm": (True,), "score_func": ("sigmoid",)}
         | dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1,)),
         rotary="local",
@@ -523,12 +523,12 @@ MIXTURES: dict[str, Family] = {
             "rotary_dim": None,  # the same, in elements
         },
         keys=LOCAL_KEYS,
-        fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "qk_norm_kind": "whole"},
+        fixed=DEEPSEEK_FIXED | {"qk_norm": True, "qk_norm_kind": "whole"},
         tensors={
             "mixture.router": "block_sparse_moe.gate.weight",
             "mixture.selection_bias": "block_sparse_moe.e_score_correction_bias",
         },
-        experts=_NUMBERED_EXPERTS,
+        experts=NUMBERED_EXPERTS,
         renamed={
             "mlp.gate.weight": "block_sparse_moe.gate.weight",
             "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
@@ -544,7 +544,7 @@ MIXTURES: dict[str, Family] = {
     ),
     "deepseek_v2": Family(
         "DeepseekV2ForCausalLM",
-        _LATENT
+        LATENT
         | {
             "n_routed_experts": 64,
             "num_experts_per_tok": None,
@@ -559,17 +559,17 @@ MIXTURES: dict[str, Family] = {
         keys=EXPERT_COUNTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"},
         fixed=_EXPERTS_ALONE
         | {"routing": "probabilities", "group_leaders": 1, "normalized_experts": False, "interleaved_rotary": True},
-        only=_LATENT_ONLY | {"mlp_bias": (False,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)},
+        only=LATENT_ONLY | {"mlp_bias": (False,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)},
         tensors=_SHARED_EXPERTS,
-        fused=_LATENT_FUSED,
-        row_groups=_LATENT_GROUPS,
-        without_effect=_LATENT_WITHOUT_EFFECT,
+        fused=LATENT_FUSED,
+        row_groups=LATENT_GROUPS,
+        without_effect=LATENT_WITHOUT_EFFECT,
     ),
     "deepseek_v3": dataclasses.replace(_DEEPSEEK_V3, other_names=("kimi_k2",)),
     "glm4_moe_lite": dataclasses.replace(
         _DEEPSEEK_V3,
         architecture="Glm4MoeLiteForCausalLM",
-        defaults=_LATENT
+        defaults=LATENT
         | _DEEPSEEK
         | {
             "q_lora_rank": 768,
@@ -589,7 +589,7 @@ MIXTURES: dict[str, Family] = {
     "mistral4": dataclasses.replace(
         _DEEPSEEK_V3,
         architecture="Mistral4ForCausalLM",
-        defaults=_LATENT
+        defaults=LATENT
         | _DEEPSEEK
         | {
             "kv_lora_rank": 256,
@@ -605,7 +605,7 @@ MIXTURES: dict[str, Family] = {
             "rope_interleave": True,
         },
         fixed=_EXPERTS_ALONE | {"routing": "probabilities"},
-        only=_LATENT_ONLY,
+        only=LATENT_ONLY,
         rotary="beta",
         experts=JOINED_EXPERTS,
     ),
@@ -619,7 +619,7 @@ MIXTURES: dict[str, Family] = {
             "first_k_dense_replace": 1,
             "mlp_layer_types": None,
         },
-        fixed=_DEEPSEEK_FIXED | {"expert_post_norm": True},
+        fixed=DEEPSEEK_FIXED | {"expert_post_norm": True},
         tensors=_SHARED_EXPERTS | {"mlp_post_norm.weight": "post_mlp_layernorm.weight"},
         renamed={"mlp.post_mlp_layernorm.weight": "post_mlp_layernorm.weight"},
         unread=("post_mlp_layernorm.weight",),  # of layers without experts, in published files
@@ -689,7 +689,7 @@ MIXTURES: dict[str, Family] = {
         keys=LOCAL_KEYS | ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
         fixed={"qk_norm_kind": "weightless", "interleaved_rotary": True, "routing": "sigmoid"},
         only={"num_experts_per_tok": (1,)},
-        tensors={f"mlp.{name}": f"feed_forward.shared_expert.{name}_proj.weight" for name in _MLP}
+        tensors={f"mlp.{name}": f"feed_forward.shared_expert.{name}_proj.weight" for name in MLP}
         | {"mixture.router": "feed_forward.router.weight"},
         experts={
             "feed_forward.experts.gate_up_proj": ("mixture.gate", "mixture.up"),

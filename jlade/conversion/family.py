@@ -71,6 +71,7 @@ class Family:
       joined_experts: the same in files that transformers writes with `save_original_format=False`; {} if these do not
         differ.
       renamed: other names within a layer in such files, with those of `tensors`.
+      divided: for tensors in such files that have the rows of several of equal shape, the names of these.
       prefixes: beginnings of names in files, by those of jlade's names, where they are not `model.` and `lm_head.`.
       has_columns: whether matrices of layers are [in, out] in files.
       unread: ends of names of tensors in files that the model does not have, such as masks.
@@ -83,6 +84,7 @@ class Family:
       ignored: keys in `reads` that transformers ignores in config.json of this family: the default holds.
       without_effect: keys that change no output, of any family.
       other_names: of the `model_type`, in checkpoints with code of their own that is the family's.
+      other_architectures: likewise of the class.
       of_parts: classes of the models with other parts whose text part is of this family, by their `model_type`.
       part_defaults: of the keys of such a part, where they are not those of the family.
       part_only: keys that such a part does not read, with the one value besides null that it implies.
@@ -104,6 +106,7 @@ class Family:
     experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: EXPERTS)
     joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: JOINED_EXPERTS)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    divided: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     has_columns: bool = False
     unread: tuple[str, ...] = ()
@@ -113,6 +116,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
     other_names: tuple[str, ...] = ()
+    other_architectures: tuple[str, ...] = ()
     of_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     part_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     part_only: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -69,7 +69,7 @@ class _Reader:
         result: dict[str, Tensor] = {}
         for name, in_file in in_files.items():
             paths = [self._path(part) for part in in_file.parts]
-            shape = in_file._replace(more_axis=None).shape
+            shape = in_file._replace(more_axes=()).shape
             if paths == ["attention.key_up"] and len(self.tensors[stored[name]].shape) == 3:
                 result[name] = self._transposed(stored[name], shape)
                 continue

@@ -374,7 +374,7 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     if not isinstance(architectures, list):
         raise ValueError(f"{file}: architectures must be a list of names, got {architectures!r}")
     lower = [str(name).lower() for name in architectures]  # old files: LLaMAForCausalLM
-    if family.architecture.lower() not in lower:
+    if not any(name.lower() in lower for name in (family.architecture, *family.other_architectures)):
         raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
     accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
     kinds = raw.get("layer_types")

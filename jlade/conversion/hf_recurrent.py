@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from jlade.conversion import hf_channel_delta
 from jlade.conversion.family import Family
 from jlade.conversion.hf_mixtures import listed_layers, read_groups
-from jlade.conversion.hf_rotary import ATTENTION, FULL, SLIDING
+from jlade.conversion.hf_rotary import ATTENTION, FULL, LINEAR, SLIDING
 from jlade.conversion.json_files import Values
 from jlade.models.architecture import (
     AFTER_GATE,
@@ -16,7 +17,7 @@ from jlade.models.architecture import (
     Recurrence,
 )
 
-LINEAR, MAMBA, CONV = "linear_attention", "mamba", "conv"  # types of layers
+MAMBA, CONV = "mamba", "conv"  # types of layers
 INTERVAL, MAMBA_HEADS, TAPS = "full_attention_interval", "mamba_n_heads", "conv_L_cache"  # each of one rule's families
 HEAD_SIZE, WIDTH, AUTO = "mamba_d_head", "mamba_expand", "auto"
 OWN_WIDTH = "mamba_d_ssm"  # of the families that have attention beside each recurrent mixer
@@ -63,6 +64,11 @@ def read_recurrent(values: Values, family: Family, num_layers: int) -> dict[str,
     """Returns the fields of `LlamaConfig` for recurrent layers. A family without their keys has none."""
     if TYPES in family.reads:
         return _read_single(values, family, num_layers)
+    if hf_channel_delta.SIZE in family.reads:
+        sizes, kinds = hf_channel_delta.read(values)
+        layers = _read_layers(Values(values.file, dict(values.values) | {"layer_types": kinds}), (LINEAR,), num_layers)
+        keys = {"taps": hf_channel_delta.TAPS}
+        return {"recurrent_layers": layers, "recurrence": _checked(values, sizes, keys) if layers else None}
     if INTERVAL in family.reads:
         return {"recurrent_layers": _read_layers(values, (LINEAR,), num_layers), "recurrence": _read_delta(values)}
     if OWN_WIDTH in family.reads:
@@ -82,6 +88,8 @@ def write_recurrent(config: LlamaConfig, family: Family) -> dict[str, Any]:
     sizes, reads = config.recurrence, family.reads
     if TYPES in reads:
         return _write_single(config)
+    if hf_channel_delta.SIZE in reads:
+        return hf_channel_delta.write(config, hf_channel_delta.OBJECT in reads)
     if INTERVAL in reads and sizes is not None:
         return _types(config, LINEAR, FULL) | {key: getattr(sizes, field) for field, key in DELTA_SIZES.items()}
     if OWN_WIDTH in reads and sizes is not None:

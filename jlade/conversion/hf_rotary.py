@@ -18,7 +18,7 @@ from jlade.models.rotary import (
 
 DEFAULT_THETA = 10000.0
 MAX_ALPHA = 1e9  # far above that of any model; its power must be a float
-FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"  # types of layers
 ATTENTION = "attention"  # the name of the first beside recurrent layers, which transformers 4 and 5 read
 SETTINGS = ("rope_scaling", "rope_parameters")  # transformers takes the first that is not empty
 ORIGINAL = "original_max_position_embeddings"

@@ -44,8 +44,13 @@ BODIES = ("model.", "backbone.")  # names of what a text part has besides its ou
 # transformers 5.24 writes layers of some text parts with the names of another part's: of Kimi K2.5 and Qianfan-OCR.
 LAYERS_OF_OTHERS = ("model.blocks.", "model.encoder.layers.")
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
-# Ends of names of tensors with an axis of one element that their arrays lack: [channels, 1, taps] and [1, N]
-MORE_AXES = {"conv1d.weight": 1, "conv.conv.weight": 1, "moe_statics.e_score_correction_bias": 0}
+# Ends of names of tensors with axes of one element that their arrays lack: [channels, 1, taps], [1, N], [1, 1, H, 1]
+MORE_AXES = {
+    "conv1d.weight": (1,),
+    "conv.conv.weight": (1,),
+    "moe_statics.e_score_correction_bias": (0,),
+    "self_attn.A_log": (0, 1, 3),
+}
 NO_AXES = ("act_fn.beta", "act_fn.eps")  # ends of names of numbers, whose arrays have one element
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
@@ -56,14 +61,14 @@ class FileTensor(NamedTuple):
     Attributes:
       parts: shapes of the model's tensors whose rows it has, by name.
       groups: in each of which some rows of each part follow those of the one before; see `Interleaved`.
-      more_axis: an axis of one element in the file that the parts lack; see `MORE_AXES`.
+      more_axes: axes of one element in the file that the parts lack, in ascending order; see `MORE_AXES`.
       is_number: whether it has no axis; see `NO_AXES`.
       is_transposed: whether it is [in, out], where its parts are [out, in].
     """
 
     parts: dict[str, Shape]
     groups: int = 1
-    more_axis: int | None = None
+    more_axes: tuple[int, ...] = ()
     is_number: bool = False
     is_transposed: bool = False
 
@@ -72,8 +77,8 @@ class FileTensor(NamedTuple):
         """The shape of the tensor."""
         (_, *inner), rows = next(iter(self.parts.values())), sum(shape[0] for shape in self.parts.values())
         shape = [] if self.is_number else [rows, *inner]
-        if self.more_axis is not None:
-            shape.insert(self.more_axis, 1)
+        for axis in self.more_axes:
+            shape.insert(axis, 1)
         return tuple(reversed(shape) if self.is_transposed else shape)
 
     def divide(self, tensor: StoredTensor) -> list[StoredTensor]:
@@ -112,9 +117,9 @@ def file_tensors(config: LlamaConfig, family: Family | None = None) -> dict[str,
         file_within = whole.get(within, within)
         groups = family.row_groups[file_within](config) if file_within in family.row_groups else 1
         file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
-        axis = next((axis for end, axis in MORE_AXES.items() if file_within.endswith(end)), None)
+        axes = next((axes for end, axes in MORE_AXES.items() if file_within.endswith(end)), ())
         is_transposed = family.has_columns and number != "" and len(shape) == 2
-        file = FileTensor({}, groups, axis, file_within.endswith(NO_AXES), is_transposed)
+        file = FileTensor({}, groups, axes, file_within.endswith(NO_AXES), is_transposed)
         files.setdefault(name_in_files(file_name, config), file).parts[name] = shape
 
     places = {path: i for fused in family.fused.values() for i, path in enumerate(fused)}
@@ -154,17 +159,23 @@ def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[
     def own_name(name: str) -> str:
         if prefixes:  # transformers renames "model.", and adds and removes what names of parts begin with
             own = f"{body}.{name}" if f"{body}.{name}".startswith(parts) else name
-            if name.startswith("model."):
-                own = prefixes.get("model.", "model.") + name.removeprefix("model.")
-            return name if own in tensors else own
-        inner = name.removeprefix("model.")  # transformers adds and removes it
-        own = f"model.{inner}" if inner.startswith(INNER) else inner if inner.startswith("lm_head.") else name
+            own = name_in_files(name, config) if name.startswith("model.") else own
+        else:
+            inner = name.removeprefix("model.")  # transformers adds and removes it
+            own = f"model.{inner}" if inner.startswith(INNER) else inner if inner.startswith("lm_head.") else name
         prefix, layers, rest = own.partition("layers.")
         number, dot, within = rest.partition(".")
         own = f"{prefix}{layers}{number}{dot}{others.get(within, within)}"
         return name if own in tensors else own  # two of one name: the second is not of this model
 
-    return {own_name(name): tensor for name, tensor in tensors.items()}
+    named = {own_name(name): tensor for name, tensor in tensors.items()}
+    for name, parts in FAMILIES[config.family].divided.items():
+        for whole in [each for each in named if each.endswith(f".{name}")]:
+            tensor, number = named.pop(whole), len(parts)
+            rows, *inner = tensor.shape
+            shapes = [(rows // number, *inner)] * number
+            named |= zip((whole.removesuffix(name) + part for part in parts), tensor.divide(shapes), strict=True)
+    return named
 
 
 def implied_value(name: str, config: LlamaConfig) -> float | None:

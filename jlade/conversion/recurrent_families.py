@@ -6,20 +6,29 @@ from typing import Any
 
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS
 from jlade.conversion.expert_families import (
+    DEEPSEEK_FIXED,
     EXPERT_COUNTS,
     GRANITE_EXPERTS,
     GRANITE_JOINED_EXPERTS,
     GRANITE_ROUTER,
+    LATENT,
+    LATENT_FUSED,
+    LATENT_GROUPS,
+    LATENT_ONLY,
+    LATENT_WITHOUT_EFFECT,
     LOCAL_EXPERTS,
     LOCAL_KEYS,
+    MLP,
+    NUMBERED_EXPERTS,
     QWEN_EXPERTS,
     QWEN_SHARED_EXPERT,
 )
 from jlade.conversion.family import Family
 from jlade.conversion.hf_attention import MULTIPLIER_DEFAULTS
+from jlade.conversion.hf_channel_delta import HEADS, OF_LING, SIZE, TAPS
 from jlade.conversion.hf_mixtures import listed_layers
-from jlade.conversion.hf_recurrent import CONV, EXPERT_SIZES, LINEAR, mlp_size
-from jlade.conversion.hf_rotary import FULL, SLIDING
+from jlade.conversion.hf_recurrent import CONV, EXPERT_SIZES, mlp_size
+from jlade.conversion.hf_rotary import FULL, LINEAR, SLIDING
 from jlade.conversion.json_files import Values
 
 _QWEN = {
@@ -150,6 +159,63 @@ _LFM2_EXPERTS: dict[str, tuple[str, ...]] = {
 }
 
 
+_KDA = {
+    "recurrent.query": "q_proj.weight",
+    "recurrent.key": "k_proj.weight",
+    "recurrent.value": "v_proj.weight",
+    "recurrent.query_filter": "q_conv1d.weight",
+    "recurrent.key_filter": "k_conv1d.weight",
+    "recurrent.value_filter": "v_conv1d.weight",
+    "recurrent.output": "o_proj.weight",
+    "recurrent.beta": "b_proj.weight",
+    "recurrent.decay": "f_b_proj.weight",
+    "recurrent.decay_down": "f_a_proj.weight",
+    "recurrent.gate": "g_b_proj.weight",
+    "recurrent.gate_down": "g_a_proj.weight",
+    "recurrent.decay_rate": "A_log",
+    "recurrent.decay_bias": "dt_bias",
+    "recurrent.norm": "o_norm.weight",
+}
+_LING = {field: name for field, name in _KDA.items() if not field.endswith("_down")} | {
+    "recurrent.output": "dense.weight",
+    "recurrent.decay": "f_proj.weight",
+    "recurrent.gate": "g_proj.weight",
+    "attention.query": "q_proj.weight",
+    "attention.query_down": "q_a_proj.weight",
+    "attention.query_down_norm": "q_a_layernorm.weight",
+    "attention.key_down": "kv_a_proj_with_mqa.weight",
+    "attention.key_down_norm": "kv_a_layernorm.weight",
+    "attention.key_up": "k_b_proj.weight",
+    "attention.value_up": "v_b_proj.weight",
+    "attention.gate": "g_proj.weight",
+    "attention.output": "dense.weight",
+}
+_LING_JOINED = "q_b_proj.weight", "kv_b_proj.weight", "conv1d.weight"
+_FORGET_GATE = "f_proj.weight", "f_a_proj.weight", "f_b_proj.weight", "A_log", "dt_bias"  # of both families
+_FILTERS = tuple(f"self_attn.{name}_conv1d.weight" for name in "qkv")
+_KIMI = LATENT | {
+    "q_lora_rank": None,
+    "layer_types": None,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "norm_topk_prob": True,
+    "mlp_layer_types": None,
+}
+_KIMI_NAMES = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "n_shared_experts": "num_shared_experts",
+    "num_expert_group": "n_group",
+    "num_experts_per_token": "num_experts_per_tok",
+}
+_KIMI_KEYS = QWEN_EXPERTS | {"expert_scale": "routed_scaling_factor"}
+_ONLY_KIMI = LATENT_ONLY | {"tie_word_embeddings": (False,)}  # transformers ties none
+_KIMI_MIXTURE = {f"mlp.{name}": f"shared_experts.{name}_proj.weight" for name in MLP} | {
+    "mixture.router": "gate.weight",
+    "mixture.selection_bias": "gate.e_score_correction_bias",
+}
+
+
 def _if_mixture(key: str) -> Callable[[Values], int]:
     """Returns the function that reads a number of a mixture of experts, 0 for Granite 4 without."""
     return lambda values: 0 if values.get("num_local_experts", 0) == 0 else values.size(key)
@@ -169,7 +235,70 @@ def _bamba_layers(values: Values) -> list[str]:
     return [FULL if i in attention else LINEAR for i in layers]
 
 
+def _rotated(values: Values) -> Any:
+    """Returns the head_dim of transformers, whatever is in published files."""
+    return values.get("qk_rope_head_dim")
+
+
+def _or(key: str, other: str) -> Callable[[Values], Any]:
+    """Returns the function that reads a value, or that of another key where it is missing."""
+    return lambda values: values.get(key, values.get(other))
+
+
 RECURRENT: dict[str, Family] = {
+    "bailing_hybrid": Family(
+        "BailingHybridForCausalLM",
+        _KIMI
+        | dict.fromkeys((HEADS, SIZE, TAPS, "rotary_dim"))
+        | {
+            "head_dim": 128,
+            "rope_theta": 6e6,
+            "max_position_embeddings": 262144,
+            "layer_group_size": 6,
+            "short_conv_kernel_size": 4,
+            "kda_safe_gate": True,
+            "kda_lower_bound": -5.0,
+            "num_experts": 512,
+            "moe_intermediate_size": 768,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 2,
+        },
+        aliases=_KIMI_NAMES,
+        keys=_KIMI_KEYS,
+        fixed=DEEPSEEK_FIXED
+        | dict.fromkeys(("float32_router", "interleaved_rotary", "output_gate", "head_gates"), True),
+        derived={key: _or(key, other) for key, other in OF_LING.items()} | {"head_dim": _rotated},
+        only=_ONLY_KIMI
+        | dict.fromkeys(("scoring_func", "score_function"), ("sigmoid",))
+        | dict.fromkeys(("no_kda_lora", "rope_interleave", "moe_router_enable_expert_bias", "use_qk_norm"), (True,))
+        | dict.fromkeys(("use_bias", "use_qkv_bias", "use_mla_nope", "scale_router_input"), (False,))
+        | dict.fromkeys(("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"), (None,))
+        | {"gated_attention_proj_granularity_type": ("head_wise",), "topk_method": ("noaux_tc",)}
+        | {"partial_rotary_factor": (None, 0.5)},  # of head_dim, in published files
+        tensors={field: f"attention.{name}" for field, name in _LING.items()}
+        | {f"mlp.{name}": f"mlp.shared_experts.{name}_proj.weight" for name in MLP}
+        | {"mixture.selection_bias": "mlp.gate.expert_bias"},
+        fused={"attention.kv_b_proj.weight": ("attention.key_up", "attention.value_up")},
+        row_groups={"attention.kv_b_proj.weight": lambda config: config.num_heads},
+        renamed={f"self_attn.{name}": f"attention.{name}" for name in (*_LING.values(), *_LING_JOINED)}
+        | {f"self_attn.forget_gate.{name}": f"attention.{name}" for name in _FORGET_GATE}
+        | {"self_attn.o_proj.weight": "attention.dense.weight"}
+        | {"mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias"},
+        divided={"attention.conv1d.weight": tuple(f"attention.{name}_conv1d.weight" for name in "qkv")},
+        prefixes={"model.embed_tokens.": "model.word_embeddings."},
+        without_effect=(
+            *LATENT_WITHOUT_EFFECT,
+            "max_window_layers",
+            "moe_shared_expert_intermediate_size",
+            "mtp_loss_scaling_factor",
+            "mtp_use_kda",
+            "num_kv_heads_for_linear_attn",
+            "router_dtype",
+        ),
+        other_architectures=("BailingMoeV3ForCausalLM",),
+    ),
     "granitemoehybrid": Family(
         "GraniteMoeHybridForCausalLM",
         GRANITE
@@ -321,7 +450,7 @@ RECURRENT: dict[str, Family] = {
         },
         keys=ATTENTION_BIAS
         | {"norm_eps": "norm_eps", "post_norms": "use_sandwich_norm", "output_gate": "use_attention_gate"},
-        fixed={"qk_norm": True, "head_gate": lambda values: values.boolean("use_attention_gate")},
+        fixed={"qk_norm": True, "head_gates": lambda values: values.boolean("use_attention_gate")},
         derived={"layer_types": _lfm3_layers},
         only={"conv_bias": (False,), "rope_scaling": (None,)},
         rotary="type",
@@ -329,6 +458,40 @@ RECURRENT: dict[str, Family] = {
         | {"mixer_post_norm.weight": "post_operator_norm.weight", "mlp_post_norm.weight": "post_ffn_norm.weight"},
         fused=_LFM2_FUSED,
         renamed={"self_attn.g_proj.weight": "self_attn.gate_proj.weight"},
+    ),
+    "kimi_linear": Family(
+        "KimiLinearForCausalLM",
+        _KIMI
+        | {HEADS: 32, SIZE: 128, TAPS: 4}
+        | {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 1048576,
+            "linear_attn_config": None,
+            "num_experts": 256,
+            "moe_intermediate_size": 1024,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.446,
+            "first_k_dense_replace": 1,
+        },
+        aliases=_KIMI_NAMES,
+        keys=_KIMI_KEYS,
+        fixed=DEEPSEEK_FIXED | {"float32_router": True},
+        derived={"head_dim": _rotated},
+        only=_ONLY_KIMI
+        | dict.fromkeys(("rope_scaling", "rope_parameters"), (None,))
+        | {"mla_use_nope": (True,), "moe_router_activation_func": ("sigmoid",)},
+        rotary="none",
+        tensors={field: f"self_attn.{name}" for field, name in _KDA.items()}
+        | {field: f"block_sparse_moe.{name}" for field, name in _KIMI_MIXTURE.items()},
+        fused=LATENT_FUSED,
+        row_groups=LATENT_GROUPS,
+        experts=NUMBERED_EXPERTS,
+        renamed={f"self_attn.forget_gate.{name}": f"self_attn.{name}" for name in _FORGET_GATE}
+        | {f"mlp.{name}": f"block_sparse_moe.{name}" for name in _KIMI_MIXTURE.values()}
+        | {f"block_sparse_moe.{name}_proj.weight": f"mlp.{name}_proj.weight" for name in MLP},
+        divided={"self_attn.conv1d.weight": _FILTERS},
+        without_effect=(*LATENT_WITHOUT_EFFECT, "use_grouped_topk"),
     ),
     "nemotron_h": Family(
         "NemotronHForCausalLM",

@@ -67,7 +67,6 @@ LAYER = {  # names within a layer, by the path in `jlade.models.layers.Layer`; a
     "recurrent.decay_bias": "linear_attn.dt_bias",
     "recurrent.norm": "linear_attn.norm.weight",
 }
-QUERY_UP = "self_attn.q_b_proj.weight"  # of queries that follow from a latent
 # Suffixes of a matrix's name, for the arrays of an `Int8Matrix` or `GroupedMatrix`, by their fields
 ARRAYS = {"weight": "", "scale": "_scale", "zero": "_zero", "offset": "_offset", "levels": "_levels"}
 SCALE = ARRAYS["scale"]
@@ -84,10 +83,11 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Array
     family = FAMILIES[config.family]
     names = LAYER | dict(family.tensors) | (dict(family.parallel_tensors) if config.parallel_norm else {})
     if config.latent is not None and config.latent.query_rank is not None:
-        names["attention.query"] = QUERY_UP
+        names["attention.query"] = names["attention.query"].replace("q_proj", "q_b_proj")
     if layer in config.dense_layers:  # the names of the family are those of an MLP beside experts
         mlp = [path for path in names if path.startswith("mlp.")]
         names |= {path: re.sub(r"shared_(experts?|mlp)\.", "", names[path]) for path in mlp}
+        names |= {path: names[path].replace("block_sparse_moe.", "mlp.") for path in mlp}
 
     def name(path: str) -> str:
         if path in names:

@@ -15,7 +15,7 @@ from jlade.drafts.sources import Sources
 from jlade.lookahead.division import share_size
 from jlade.mesh import AXES, COPIES, num_bytes
 from jlade.models import sharding
-from jlade.models.architecture import DELTA, Heads
+from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import dense_shape, is_quantized
 from jlade.vocabulary import VocabularyShard
@@ -272,7 +272,7 @@ def _recurrent_flops(shard: Shard, tokens: int) -> int:
         return 0
     with_state = tokens * sizes.key_size * sizes.value_size
     among = tokens**2 * (sizes.key_size * sizes.key_heads // sizes.value_heads + sizes.value_size)
-    layers, products = len(shard.config.recurrent_layers), 2 if sizes.rule == DELTA else 1  # of queries, and of keys
+    layers, products = len(shard.config.recurrent_layers), 2 if sizes.corrects else 1  # of queries, and of keys
     return round(2 * products * FLOAT32 * share * layers * sizes.value_heads * (with_state + among))
 
 
@@ -317,6 +317,6 @@ def _kept_bytes(shard: Shard) -> int:
     kept = sum(shard.kv_bytes[i] for i in c.kv_layers)
     if sizes is None:
         return kept
-    vectors = sizes.keys + sizes.values + sizes.value_heads if sizes.has_memory else 0
+    vectors = sizes.keys + sizes.values + sizes.decays if sizes.has_memory else 0
     of_layer = shard.recurrent_share * (sizes.channels * shard.item + 4 * vectors)
     return kept + round(len(c.recurrent_layers) * of_layer)

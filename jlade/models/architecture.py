@@ -15,8 +15,9 @@ QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
 # Those of `SCORED` are sigmoids (DeepSeek V3) or probabilities (DeepSeek V2), by which experts are chosen too
 SCORED = ("sigmoids", "probabilities")
 ROUTINGS = ("softmax", "sparsemixer", "sigmoid", *SCORED)
-# Rules of recurrent layers: the gated delta rule (Qwen3-Next), Mamba-2 (Granite 4), and a convolution alone (LFM2)
-RULES = DELTA, STATE_SPACE, CONVOLUTION = "delta", "state_space", "convolution"
+# Rules of recurrent layers: the gated delta rule (Qwen3-Next), with a decay for each channel of keys too (Kimi Linear),
+# Mamba-2 (Granite 4), and a convolution alone (LFM2)
+RULES = DELTA, CHANNEL_DELTA, STATE_SPACE, CONVOLUTION = "delta", "channel_delta", "state_space", "convolution"
 AFTER_GATE, BEFORE_GATE = "after_gate", "before_gate"  # places of the norm of Mamba-2
 # "relu2" is the square of a ReLU (Nemotron H), "xielu" has learned rates (Apertus), and the last one is that of a gate
 # and a product (GPT-OSS)
@@ -45,6 +46,19 @@ class Recurrence:
     taps: int  # tokens that the convolution sees, its own included
     filter_bias: bool = False  # of the convolution
     norm_place: str | None = AFTER_GATE  # of Mamba-2, or `BEFORE_GATE`; None for a gate without a norm (Falcon-H1)
+    # Of decays for each channel: elements of the latents that gates and decays are products of, None for hidden states
+    gate_rank: int | None = None
+    least_decay: float | None = None  # the lower bound of their logarithms, None for none (Ling 3)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether an update is the difference of a value from what the state has of it."""
+        return self.rule in (DELTA, CHANNEL_DELTA)
+
+    @property
+    def decays(self) -> int:
+        """Decays of a token."""
+        return self.keys if self.rule == CHANNEL_DELTA else self.value_heads
 
     @property
     def keys(self) -> int:
@@ -201,7 +215,7 @@ class LlamaConfig:
     recurrence: Recurrence | None = None  # of these
     recurrent_attention: bool = False  # whether these have attention too, which reads the same norm (Falcon-H1)
     output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
-    head_gate: bool = False  # whether it is one number for all elements of a head (LFM3)
+    head_gates: bool = False  # whether it is one number for each head (Ling 3, LFM3)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
     layer_rotary: tuple[rotary.Rotary | None, ...] = ()

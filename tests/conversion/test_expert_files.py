@@ -13,7 +13,7 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
-from jlade.models.architecture import CONVOLUTION, DELTA, STATE_SPACE, Heads, Latent, Recurrence
+from jlade.models.architecture import CHANNEL_DELTA, CONVOLUTION, DELTA, STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import Rotary
 from tests.conversion.hf_files import assert_same_arrays, change_config, change_tensors
@@ -96,6 +96,8 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     recurrent = {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 4, 8, 8, 6, 4), "output_gate": True}
     recurrent |= {"intermediate_size": 16, "shared_router": True, "rotary_dim": 2, "norm": "rms_plus_one"}
     recurrent |= {"qk_norm": True}
+    channels = LATENT | {"routing": "sigmoids", "selection_bias": True, "float32_router": True, "num_layers": 3}
+    channels |= {"recurrent_layers": (0,), "intermediate_size": 64, "dense_layers": (2,), "dense_size": 32}
     changes = {
         "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
         "qwen3_moe": {"qk_norm": True},
@@ -145,6 +147,12 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         }
         | {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 32, 32, 1, 1, 3), "expert_epsilon": 1e-6}
         | {"dense_layers": (0,), "dense_size": 32},
+        "kimi_linear": channels
+        | {"layer_rotary": (None,) * 3, "interleaved_rotary": False, "norm_eps": 1e-5}
+        | {"recurrence": Recurrence(CHANNEL_DELTA, 4, 4, 8, 8, 4, gate_rank=8)},
+        "bailing_hybrid": channels
+        | {"recurrence": Recurrence(CHANNEL_DELTA, 4, 4, 8, 8, 4, least_decay=-5.0)}
+        | {"rope_theta": 6e6, "output_gate": True, "head_gates": True},
         "nemotron_h": {"norm": "rms_late", "activation": "relu2", "gated_mlp": False, "norm_eps": 1e-5}
         | {"routing": "sigmoids", "selection_bias": True, "float32_router": True, "layer_rotary": (None,) * 4}
         | {"num_layers": 4, "mlp_layers": (1, 3), "dense_layers": (3,), "dense_size": 32, "intermediate_size": 16}

@@ -10,18 +10,20 @@ from jlade import LookaheadConfig, NGramConfig, SamplingConfig
 from jlade.config import PLAIN
 from tests import plain_llama
 from tests.decoding.copies import copies_in_steps
-from tests.tiny import ALONE, BESIDE_ATTENTION, CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
+from tests.tiny import ALONE, BESIDE_ATTENTION, CHANNELS, CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
 
 SHAPE = RECURRENT | {"num_layers": 3}
 KINDS = {"delta": SHAPE, "state_space": STATE_SPACES, "convolution": CONVOLUTIONS | {"num_layers": 3}}
-KINDS |= {"beside attention": BESIDE_ATTENTION, "alone": ALONE}
+KINDS |= {"beside attention": BESIDE_ATTENTION, "alone": ALONE, "channel_delta": CHANNELS | {"num_layers": 3}}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [5], [1, 2, 3, 1, 2, 3, 1, 2]]
 TREE = LookaheadConfig.tree(15)
-OTHERS = ("state_space", "convolution", "beside attention", "alone")
+OTHERS = ("state_space", "convolution", "beside attention", "alone", "channel_delta")
 MESHES = [("delta", (1, 1, 2)), slow("delta", (1, 2, 1)), slow("delta", (2, 2, 2))]
-MESHES += [(kind, (1, 2, 2)) for kind in OTHERS] + [
-    slow(kind, sizes) for kind in OTHERS for sizes in ((1, 1, 2), (1, 2, 1))
-]
+MESHES += (
+    [(kind, (1, 2, 2)) for kind in OTHERS[:-1]]
+    + [slow("channel_delta", (1, 2, 2))]
+    + [slow(kind, sizes) for kind in OTHERS for sizes in ((1, 1, 2), (1, 2, 1))]
+)
 
 
 @functools.cache
@@ -70,7 +72,7 @@ def test_a_turn_goes_on_from_the_state(kind):
     assert generate(text, kind, state=first.state).tokens[0].tolist() == continued(tuple(text), kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["delta", slow("beside attention"), slow("alone")])
+@pytest.mark.parametrize("kind", ["delta", slow("beside attention"), slow("alone"), slow("channel_delta")])
 def test_an_engine_takes_over_a_whole_text(kind):
     prompt = tuple(np.random.default_rng(1).integers(0, 13, 30).tolist())
     with jlade.Engine(tiny_llama(2, **KINDS[kind]), lookahead=PAPER, capacity=64, max_sequences=2) as engine:

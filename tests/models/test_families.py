@@ -26,7 +26,7 @@ QUANTIZED = ("gemma", "gemma4_text", "phi3", "cohere2", "starcoder2", "stablelm"
 QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3", "falcon, 40B", "nemotron_h, experts of a latent")
 GEMMA_4_FORMS = ("gemma4_text", "gemma4_text, experts", "gemma4_text, embeddings of layers")
 DECODED = ("mistral, short window", "gemma2", "qwen3_5_text", *GEMMA_4_FORMS, "gpt_oss", "deepseek_v3")
-DECODED += ("nemotron_h, experts",)
+DECODED += ("nemotron_h, experts", "kimi_linear", "bailing_hybrid")
 NEW_TOKENS = 64  # more than every window
 PROMPT_LENGTHS = (17, 9)
 

@@ -7,12 +7,15 @@ import pytest
 
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
+from jlade.models import channel_delta_rule as channel_rules
 from jlade.models import delta_rule as rules
 from jlade.models.layers import recurrent
 from jlade.models.layers.recurrent import RecurrentBlock, RecurrentState
+from tests.tiny import slow
 
 GROUPS, HEADS, KEY_SIZE, VALUE_SIZE, TAPS = 2, 4, 8, 6, 4
 delta_rule = jax.jit(rules.delta_rule)
+channel_delta_rule = jax.jit(channel_rules.channel_delta_rule, static_argnames="is_chain")
 
 
 def random_mask(rng, size):
@@ -49,6 +52,33 @@ def one_by_one(queries, keys, values, beta, decay, memory, path):
     return output, by_group.reshape(GROUPS, KEY_SIZE, -1)
 
 
+def channel_arrays(rng, size):
+    """Returns random arguments of `channel_delta_rule` for two sequences, of whose channels some fade at once."""
+    queries, _, values, beta, _, memory = arrays(rng, 2, size)
+    keys = rng.normal(size=(2, size, HEADS, KEY_SIZE))
+    decay = -rng.exponential(0.3, size=keys.shape) * np.where(rng.uniform(size=keys.shape) < 0.2, 100, 1)
+    memory = np.moveaxis(memory.reshape(2, GROUPS, KEY_SIZE, -1, VALUE_SIZE), 2, 3).reshape(2, HEADS, KEY_SIZE, -1)
+    return (
+        np.repeat(queries, 2, axis=2),
+        keys / np.linalg.norm(keys, axis=-1, keepdims=True),
+        values,
+        beta,
+        decay,
+        memory,
+    )
+
+
+def one_by_one_of_channels(queries, keys, values, beta, decay, memory, path):
+    """Returns `one_by_one` for decays of channels."""
+    memory = memory.copy()
+    for t in path:
+        memory *= np.exp(decay[t])[..., None]
+        update = beta[t][:, None] * (values[t] - np.einsum("hd,hdv->hv", keys[t], memory))
+        memory += np.einsum("hd,hv->hdv", keys[t], update)
+        output = np.einsum("hd,hdv->hv", queries[t], memory)
+    return output, memory
+
+
 def float32(values):
     return [None if x is None else jnp.asarray(x, jnp.float32) for x in values]
 
@@ -67,6 +97,22 @@ def test_every_token_of_a_random_tree(size, corrects):
             expected, memory = one_by_one(*own, path)
             np.testing.assert_allclose(outputs[i, token], expected, atol=2e-5)
             if token % 7 == 0:
+                _check_commit(given, updates, decays, i, path, memory)
+
+
+@pytest.mark.parametrize(("size", "is_chain"), [(1, False), (40, False), (1, True), (40, True), slow(64, True)])
+def test_every_token_of_a_random_tree_with_decays_of_channels(size, is_chain):
+    rng = np.random.default_rng(size)
+    given = channel_arrays(rng, size)
+    masks = np.stack([np.tri(size, dtype=bool) if is_chain else random_mask(rng, size) for _ in range(2)])
+    outputs, updates = channel_delta_rule(*float32(given), masks, is_chain=is_chain)
+    decays = jnp.asarray(given[4], jnp.float32)
+    for i in range(2):
+        for token in range(size):
+            path = np.flatnonzero(masks[i, token])
+            expected, memory = one_by_one_of_channels(*(x[i] for x in given), path)
+            np.testing.assert_allclose(outputs[i, token], expected, atol=1e-5 if is_chain else 2e-4)
+            if token % 20 == 0:
                 _check_commit(given, updates, decays, i, path, memory)
 
 

@@ -52,7 +52,7 @@ class Attention:
     query: Matrix  # [H * D, E]
     key: Matrix | None = None  # [KH * D, E], None where an earlier layer's keys are read
     value: Matrix | None = None  # [KH * D, E], None too where `key` makes the values
-    gate: Matrix | None = None  # [H * D, E] or [H, E], None for models without
+    gate: Matrix | None = None  # [H * D, E], or [H, E], None for models without
     output: Matrix  # [E, H * D]
     query_bias: jax.Array | None = None  # [H * D]
     key_bias: jax.Array | None = None  # [KH * D]
@@ -80,7 +80,7 @@ class Attention:
             "query": by_outputs(queries, c.hidden_size),
             "key": key if has_key else None,
             "value": key if has_value else None,
-            "gate": by_outputs(c.num_heads if c.head_gate else queries, c.hidden_size) if c.output_gate else None,
+            "gate": by_outputs(c.num_heads if c.head_gates else queries, c.hidden_size) if c.output_gate else None,
             "output": by_inputs(c.hidden_size, queries),
             "query_bias": Array((queries,), P(MODEL)) if c.qkv_bias else None,
             "key_bias": key_bias if c.qkv_bias and has_key else None,
@@ -151,6 +151,6 @@ def mix(
     mixed = mixed.reshape(*normed.shape[:2], -1)
     if attention.gate is not None:
         gate = jax.nn.sigmoid(linear(normed, attention.gate))
-        mixed *= jnp.repeat(gate, queries.shape[-1], axis=-1) if c.head_gate else gate
+        mixed *= jnp.repeat(gate, mixed.shape[-1] // gate.shape[-1], axis=-1) if c.head_gates else gate
     joined = sum_linear(mixed, attention.output, attention.output_bias, decoder.axes)
     return scale(joined, c.multipliers.attention_output), kept

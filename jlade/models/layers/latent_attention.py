@@ -41,7 +41,7 @@ class LatentAttention:
     key_down_norm: jax.Array  # [R]
     key_up: jax.Array  # [H * unrotated, R]
     value_up: jax.Array  # [H * V, R]
-    gate: Matrix | None = None  # [H * V, E], None for models without
+    gate: Matrix | None = None  # [H * V, E], or [H, E], None for models without
     output: Matrix  # [E, H * V]
     output_bias: jax.Array | None = None  # [E]
 
@@ -54,7 +54,7 @@ class LatentAttention:
             "query": by_outputs(queries, query_rank or c.hidden_size),
             "output": by_inputs(c.hidden_size, values),
             "output_bias": Array((c.hidden_size,)) if c.attention_output_bias else None,
-            "gate": by_outputs(values, c.hidden_size) if c.output_gate else None,
+            "gate": by_outputs(c.num_heads if c.head_gates else values, c.hidden_size) if c.output_gate else None,
             "query_down": whole(query_rank, c.hidden_size) if query_rank else None,
             "query_down_norm": Array((query_rank,)) if query_rank else None,
             "key_down": whole(sizes.cached_size, c.hidden_size),

@@ -1,8 +1,9 @@
 """Recurrent layers, whose state each token changes, for a block whose mask is a tree.
 
 A convolution over each token's last tokens comes first, those of its own ancestors in the block and of the text. Its
-outputs are queries, keys and values of the gated delta rule, or of Mamba-2: see `jlade.models.delta_rule`. In other
-layers the convolution is all: see `Recurrent._convolve_with_gates`.
+outputs are queries, keys and values of the gated delta rule, or of Mamba-2: see `jlade.models.delta_rule`, and
+`jlade.models.channel_delta_rule` for decays of channels. In other layers the convolution is all: see
+`Recurrent._convolve_with_gates`.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jlade.mesh import MODEL
-from jlade.models.architecture import BEFORE_GATE, DELTA, STATE_SPACE, LlamaConfig, Recurrence
+from jlade.models.architecture import BEFORE_GATE, CHANNEL_DELTA, STATE_SPACE, LlamaConfig, Recurrence
+from jlade.models.channel_delta_rule import channel_delta_rule
 from jlade.models.delta_rule import delta_rule
-from jlade.models.layers.arrays import Array, Arrays, by_inputs, by_outputs
+from jlade.models.layers.arrays import Array, Arrays, by_inputs, by_outputs, whole
 from jlade.models.nn import linear, normalize, scale, sum_linear
 from jlade.models.quantization import Matrix
 
@@ -42,18 +44,22 @@ class RecurrentBlock(NamedTuple):
     # None for a layer without memory
     keys: jax.Array | None = None  # [B, T, HK, dk] float32
     updates: jax.Array | None = None  # [B, T, HV, dv] float32
-    decays: jax.Array | None = None  # [B, T, HV] float32, sums of logarithms from the text to each token
+    # Logarithms, float32: [B, T, HV], sums from the text to each token, or [B, T, HK, dk], of a token's own channels
+    decays: jax.Array | None = None
 
 
-class Ancestry(NamedTuple):
+@flax.struct.dataclass
+class Ancestry:
     """The tree that the mask of a block is."""
 
     sees: jax.Array  # [1 or B, T, T] bool, ancestors and the token itself
     taps: jax.Array  # [1 or B, T, taps] int32, places of a token's last ancestors and its own, behind the text's last
+    is_chain: bool = flax.struct.field(pytree_node=False)  # whether `sees` is known to be a triangle
 
 
 def ancestry(mask: jax.Array | np.ndarray, taps: int) -> Ancestry:
     """Returns the tree of a mask [T, T] or [B, T, T], in which each token comes after those that it sees."""
+    is_chain = isinstance(mask, np.ndarray) and np.array_equal(mask, np.tri(len(mask), dtype=bool))
     mask = jnp.asarray(mask)
     sees = (mask if mask.ndim == 3 else mask[None]) | jnp.eye(mask.shape[-1], dtype=bool)[None]
     depth = jnp.sum(sees, axis=-1, dtype=jnp.int32)  # from 1, of a token that sees itself alone
@@ -64,7 +70,7 @@ def ancestry(mask: jax.Array | np.ndarray, taps: int) -> Ancestry:
         in_block = jnp.argmax(sees & (distance == back), axis=-1).astype(jnp.int32) + taps - 1
         return jnp.where(depth > back, in_block, depth + taps - 2 - back)
 
-    return Ancestry(sees, jnp.stack([place(back) for back in range(taps - 1, -1, -1)], axis=-1))
+    return Ancestry(sees, jnp.stack([place(back) for back in range(taps - 1, -1, -1)], axis=-1), is_chain)
 
 
 def init_state(sizes: Recurrence, batch_size: int, shards: int, dtype: jax.typing.DTypeLike) -> RecurrentState:
@@ -90,6 +96,10 @@ class Recurrent:
     decay: Any = None  # [HV, E]
     decay_rate: Any = None  # [HV], its logarithm
     decay_bias: Any = None  # [HV]
+    # Of decays for each channel, of which there are HK * dk in the place of HV. Gate and decay are then products of
+    # latents of R elements, if any, in the place of E.
+    gate_down: Matrix | None = None  # [R, E]
+    decay_down: Matrix | None = None  # [R, E]
     query_filter: Any = None  # [HK * dk, taps]
     key_filter: Any = None  # [HK * dk, taps]
     query_filter_bias: Any = None  # [HK * dk], None too without these biases
@@ -103,6 +113,7 @@ class Recurrent:
         hidden, sizes = config.hidden_size, sizes_of(config)
         keys, values, heads = sizes.keys, sizes.values, sizes.value_heads
         is_space, has_memory, has_bias = sizes.rule == STATE_SPACE, sizes.has_memory, sizes.filter_bias
+        has_channels, rank = sizes.rule == CHANNEL_DELTA, sizes.gate_rank
 
         def divided(*shape: int) -> Array:
             return Array(shape, P(MODEL))
@@ -116,14 +127,16 @@ class Recurrent:
             "query": by_outputs(keys, hidden),
             "key": by_outputs(keys, hidden),
             "value": by_outputs(values, hidden),
-            "gate": of_memory(by_outputs(values, hidden)),
-            "beta": divided(heads, hidden) if sizes.rule == DELTA else None,
-            "decay": of_memory(divided(heads, hidden)),
+            "gate": of_memory(by_outputs(values, rank or hidden)),
+            "beta": divided(heads, hidden) if sizes.corrects else None,
+            "decay": of_memory(divided(heads, hidden)) if not has_channels else by_outputs(keys, rank or hidden),
+            "gate_down": whole(rank, hidden) if rank else None,
+            "decay_down": whole(rank, hidden) if rank else None,
             "query_filter": of_memory(divided(keys, sizes.taps)),
             "key_filter": of_memory(divided(keys, sizes.taps)),
             "value_filter": divided(values, sizes.taps),
-            "decay_rate": of_memory(divided(heads)),
-            "decay_bias": of_memory(divided(heads)),
+            "decay_rate": of_memory(divided(heads)._replace(is_exact=has_channels)),
+            "decay_bias": of_memory(divided(sizes.decays)._replace(is_exact=has_channels)),
             "query_filter_bias": of_memory(divided(keys)) if has_bias else None,
             "key_filter_bias": of_memory(divided(keys)) if has_bias else None,
             "value_filter_bias": divided(values) if has_bias else None,
@@ -150,8 +163,10 @@ class Recurrent:
     def _product(self, normed: jax.Array, name: str, config: LlamaConfig) -> jax.Array:
         """Returns the product of [B, T, E] with a matrix, times its multiplier."""
         multiplier = getattr(config.multipliers, name if name == "decay" else f"recurrent_{name}")
+        down = getattr(self, f"{name}_down", None)
+        inputs = normed if down is None else linear(normed, down)
         # transformers has these factors in the dtype of the model.
-        return scale(linear(normed, getattr(self, name)), float(np.asarray(multiplier, normed.dtype)))
+        return scale(linear(inputs, getattr(self, name)), float(np.asarray(multiplier, normed.dtype)))
 
     def _follow_rule(
         self,
@@ -173,25 +188,42 @@ class Recurrent:
         queries, keys = jnp.split(_heads(mixed[..., :keys_end], sizes.key_size), 2, axis=2)
         values = _heads(mixed[..., keys_end:], sizes.value_size)
         rate, least = (x.astype(jnp.float32)[None, None] for x in (self.decay_rate, self.decay_bias))
+        raw = self._product(normed, "decay", config).astype(jnp.float32) + least
+        has_channels = sizes.rule == CHANNEL_DELTA
+        if has_channels:
+            raw, rate = _heads(raw, sizes.key_size), rate[..., None]
         # The time that passes with each token, by which a state shrinks and a value of Mamba-2 grows
-        step = jax.nn.softplus(self._product(normed, "decay", config).astype(jnp.float32) + least)
+        step = jax.nn.softplus(raw)
         decay = -jnp.exp(rate) * step
+        if sizes.least_decay is not None:
+            decay = sizes.least_decay * jax.nn.sigmoid(jnp.exp(rate) * raw)
         gate = self._product(normed, "gate", config)
         if self.beta is not None:
             queries, keys = unit(queries) * sizes.key_size**-0.5, unit(keys)
             beta = jax.nn.sigmoid(linear(normed, self.beta)).astype(jnp.float32)
-            output, *updates = delta_rule(queries, keys, values, beta, decay, state.memory, tree.sees)
-            gated = self._norm_then_gate(gate, output, eps)
+            block = queries, keys, values, beta, decay, state.memory, tree.sees
+            if has_channels:
+                output, *updates = *channel_delta_rule(*block, tree.is_chain), decay
+            else:
+                output, *updates = delta_rule(*block)
+            gated = self._norm_then_gate(gate, output, has_channels, eps)
         else:
             output, *updates = delta_rule(queries, keys, step[..., None] * values, None, decay, state.memory, tree.sees)
             output += self.skip.astype(jnp.float32)[None, None, :, None] * values
             gated = self._gate_with_norm(gate, output, keys.shape[2], sizes.norm_place, eps)
         return gated, RecurrentBlock(inputs, keys, *updates)
 
-    def _norm_then_gate(self, gate: jax.Array, output: jax.Array, eps: float) -> jax.Array:
-        """Returns the norm of each head of `output` [B, T, HV, dv], times a gate [B, T, HV * dv] (Qwen3-Next)."""
-        factors = jax.nn.silu(_heads(gate, output.shape[-1]))
-        scaled = normalize(output.astype(gate.dtype), self.norm, "rms", eps).astype(jnp.float32)
+    def _norm_then_gate(self, gate: jax.Array, output: jax.Array, is_sigmoid: bool, eps: float) -> jax.Array:
+        """Returns the norm of each head of `output` [B, T, HV, dv], times a gate [B, T, HV * dv].
+
+        The gate is a SiLU (Qwen3-Next), or a sigmoid, with a norm in float32 (Kimi Linear).
+        """
+        factors = (jax.nn.sigmoid if is_sigmoid else jax.nn.silu)(_heads(gate, output.shape[-1]))
+        rounded, weight = output.astype(gate.dtype), self.norm
+        if is_sigmoid:
+            assert weight is not None
+            rounded, weight = rounded.astype(jnp.float32), weight.astype(jnp.float32)
+        scaled = normalize(rounded, weight, "rms", eps).astype(jnp.float32)
         return (scaled * factors).astype(gate.dtype).reshape(gate.shape)
 
     def _gate_with_norm(
@@ -283,6 +315,8 @@ def _remember(memory: jax.Array, of_tokens: Sequence[jax.Array], num_accepted: j
     """Returns a memory with the first `num_accepted` [B] of some tokens, given their keys, updates and decays."""
     keys, updates, decays = of_tokens
     is_kept = jnp.arange(keys.shape[1], dtype=jnp.int32)[None] < num_accepted[:, None]
+    if decays.ndim == 4:
+        return _remember_channels(memory, *(jnp.where(is_kept[..., None, None], x, 0) for x in of_tokens))
     last = jnp.maximum(num_accepted - 1, 0)[:, None]
     total = jnp.where(num_accepted[:, None] > 0, take(decays, last)[:, 0], 0)  # [B, HV]
     shrink = jnp.exp(jnp.where(is_kept[..., None], total[:, None] - decays, -jnp.inf))
@@ -293,3 +327,12 @@ def _remember(memory: jax.Array, of_tokens: Sequence[jax.Array], num_accepted: j
     added = jnp.einsum("bagd,bagy->bgdy", keys, side_by_side, precision=jax.lax.Precision.HIGHEST)
     by_column = jnp.repeat(jnp.exp(total).reshape(batch_size, groups, 1, -1), width * groups // heads, axis=-1)
     return by_column * memory + added
+
+
+def _remember_channels(memory: jax.Array, keys: jax.Array, updates: jax.Array, decays: jax.Array) -> jax.Array:
+    """Returns a memory with all of some tokens, given the decays of channels; those that are not accepted are zeros."""
+    later = jnp.concatenate([decays[:, 1:], jnp.zeros_like(decays[:, :1])], axis=1)
+    after = jax.lax.cumsum(later, axis=1, reverse=True)  # a difference of sums from the text on would round more
+    faded = jnp.exp(after) * keys
+    added = jnp.einsum("bagd,bagy->bgdy", faded, updates, precision=jax.lax.Precision.HIGHEST)
+    return jnp.exp(after[:, 0] + decays[:, 0])[..., None] * memory + added
