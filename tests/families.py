@@ -429,6 +429,17 @@ ROWS = {
         | {"layer_types": ["conv", "sliding_attention", "full_attention"]},
     ),
     "bamba": ("Bamba", STATES | {"attn_layer_indices": [1], "num_hidden_layers": 3, "attention_bias": True}),
+    # transformers 5.24 divides the filters that it writes into three equal parts, whatever their sizes.
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        RECURRENT
+        | {"linear_num_value_heads": 2, "linear_value_head_dim": 8, "num_key_value_heads": 1, "rope_theta": None},
+    ),
+    "olmo_hybrid, rotated": (
+        "OlmoHybrid",
+        {"num_hidden_layers": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        | {"linear_allow_neg_eigval": False},
+    ),
     "qwen3_next": ("Qwen3Next", RECURRENT_EXPERTS),
     "qwen3_5_text": ("Qwen3_5Text", RECURRENT),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", RECURRENT_EXPERTS | {"linear_conv_kernel_dim": 3}),

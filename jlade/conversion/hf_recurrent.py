@@ -30,6 +30,7 @@ DELTA_SIZES = {
     "value_size": "linear_value_head_dim",
     "taps": "linear_conv_kernel_dim",
 }
+DOUBLES = "linear_allow_neg_eigval"  # of OLMo Hybrid
 MAMBA_SIZES = {
     "key_heads": "mamba_n_groups",
     "value_heads": MAMBA_HEADS,
@@ -91,7 +92,8 @@ def write_recurrent(config: LlamaConfig, family: Family) -> dict[str, Any]:
     if hf_channel_delta.SIZE in reads:
         return hf_channel_delta.write(config, hf_channel_delta.OBJECT in reads)
     if INTERVAL in reads and sizes is not None:
-        return _types(config, LINEAR, FULL) | {key: getattr(sizes, field) for field, key in DELTA_SIZES.items()}
+        written = _types(config, LINEAR, FULL) | {key: getattr(sizes, field) for field, key in DELTA_SIZES.items()}
+        return written | ({DOUBLES: sizes.beta_scale == 2} if DOUBLES in reads else {})
     if OWN_WIDTH in reads and sizes is not None:
         written = {key: getattr(sizes, field) for field, key in MAMBA_SIZES.items()}
         norm = {HAS_NORM: sizes.norm_place is not None, IS_BEFORE: sizes.norm_place == BEFORE_GATE}
@@ -152,6 +154,8 @@ def _default_types(values: Values, recurrent: str, num_layers: int) -> list[str]
 
 def _read_delta(values: Values) -> Recurrence:
     sizes: dict[str, Any] = {field: values.size(key) for field, key in DELTA_SIZES.items()}
+    if DOUBLES in values.values:
+        sizes |= {"beta_scale": 2.0 if values.boolean(DOUBLES) else 1.0, "norm_eps": 1e-5}
     return _checked(values, Recurrence(DELTA, **sizes), DELTA_SIZES)
 
 

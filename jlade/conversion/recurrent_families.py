@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS
+from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, POST_NORMS
 from jlade.conversion.expert_families import (
     DEEPSEEK_FIXED,
     EXPERT_COUNTS,
@@ -27,7 +27,7 @@ from jlade.conversion.family import Family
 from jlade.conversion.hf_attention import MULTIPLIER_DEFAULTS
 from jlade.conversion.hf_channel_delta import HEADS, OF_LING, SIZE, TAPS
 from jlade.conversion.hf_mixtures import listed_layers
-from jlade.conversion.hf_recurrent import CONV, EXPERT_SIZES, mlp_size
+from jlade.conversion.hf_recurrent import CONV, DOUBLES, EXPERT_SIZES, mlp_size
 from jlade.conversion.hf_rotary import FULL, LINEAR, SLIDING
 from jlade.conversion.json_files import Values
 
@@ -235,14 +235,35 @@ def _bamba_layers(values: Values) -> list[str]:
     return [FULL if i in attention else LINEAR for i in layers]
 
 
-def _rotated(values: Values) -> Any:
-    """Returns the head_dim of transformers, whatever is in published files."""
-    return values.get("qk_rope_head_dim")
-
-
 def _or(key: str, other: str) -> Callable[[Values], Any]:
     """Returns the function that reads a value, or that of another key where it is missing."""
     return lambda values: values.get(key, values.get(other))
+
+
+def _olmo_base(values: Values) -> Any:
+    """Returns the rotary base of OLMo Hybrid, None for no rotation: null is no missing key there."""
+    settings = values.get("rope_parameters", {})
+    own = settings if isinstance(settings, dict) else {}
+    return own.get("rope_theta", values.values["rope_theta"])
+
+
+def _olmo_key_size(values: Values) -> int:
+    """Returns the elements of a recurrent head's key in OLMo Hybrid."""
+    number = values.size("linear_num_key_heads", values.get("num_attention_heads"))
+    return values.size("linear_key_head_dim", 3 * values.size("hidden_size") // (4 * number))
+
+
+_OLMO_SIZES: dict[str, Callable[[Values], Any]] = {
+    "linear_num_key_heads": _or("linear_num_key_heads", "num_attention_heads"),
+    "linear_num_value_heads": _or("linear_num_value_heads", "num_attention_heads"),
+    "linear_key_head_dim": _olmo_key_size,
+    "linear_value_head_dim": lambda values: values.get("linear_value_head_dim", 2 * _olmo_key_size(values)),
+}
+
+
+def _rotated(values: Values) -> Any:
+    """Returns the head_dim of transformers, whatever is in published files."""
+    return values.get("qk_rope_head_dim")
 
 
 RECURRENT: dict[str, Family] = {
@@ -564,6 +585,45 @@ RECURRENT: dict[str, Family] = {
             "time_step_min",
             "time_step_rank",
             "use_mamba_kernels",
+        ),
+    ),
+    "olmo_hybrid": Family(
+        "OlmoHybridForCausalLM",
+        {
+            "max_position_embeddings": 65536,
+            "layer_types": None,
+            "full_attention_interval": 4,
+            **dict.fromkeys(_OLMO_SIZES),
+            "linear_conv_kernel_dim": 4,
+            DOUBLES: True,
+        },
+        keys=ATTENTION_BIAS,
+        fixed=POST_NORMS | {"recurrent_pre_norms": True, "qk_norm": True, "qk_norm_kind": "whole"},
+        derived=_OLMO_SIZES
+        | {
+            "position_embedding_type": lambda values: None if _olmo_base(values) is None else "rope",
+            "rope_parameters": lambda values: None if _olmo_base(values) is None else values.get("rope_parameters"),
+        },
+        written=lambda config: {} if any(config.rotary_by_layer) else {"rope_theta": None},
+        tensors={
+            "recurrent.gate": "linear_attn.g_proj.weight",
+            "recurrent.beta": "linear_attn.b_proj.weight",
+            "recurrent.decay": "linear_attn.a_proj.weight",
+            "recurrent.output": "linear_attn.o_proj.weight",
+            "recurrent.norm": "linear_attn.o_norm.weight",
+        }
+        | {f"recurrent.{name}_filter": f"linear_attn.{name[0]}_conv1d.weight" for name in ("query", "key", "value")},
+        renamed={  # transformers writes the second of layers with attention, too
+            "attention_layer_norm.weight": "input_layernorm.weight",
+            "feedforward_layer_norm.weight": "post_attention_layernorm.weight",
+        },
+        ignored=("full_attention_interval",),
+        without_effect=(
+            "linear_a_log_max",
+            "linear_a_log_min",
+            "linear_dt_init_floor",
+            "linear_dt_max",
+            "linear_dt_min",
         ),
     ),
     "qwen3_next": Family(

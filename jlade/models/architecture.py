@@ -46,6 +46,8 @@ class Recurrence:
     taps: int  # tokens that the convolution sees, its own included
     filter_bias: bool = False  # of the convolution
     norm_place: str | None = AFTER_GATE  # of Mamba-2, or `BEFORE_GATE`; None for a gate without a norm (Falcon-H1)
+    beta_scale: float = 1.0  # of the share of a correction that a delta rule makes: 2 lets the state change its sign
+    norm_eps: float | None = None  # of the norm, None for that of the model (OLMo Hybrid)
     # Of decays for each channel: elements of the latents that gates and decays are products of, None for hidden states
     gate_rank: int | None = None
     least_decay: float | None = None  # the lower bound of their logarithms, None for none (Ling 3)
@@ -213,6 +215,7 @@ class LlamaConfig:
     mlp_layers: tuple[int, ...] | None = None
     recurrent_layers: tuple[int, ...] = ()  # those that have a state in the place of keys and values (Qwen3-Next)
     recurrence: Recurrence | None = None  # of these
+    recurrent_pre_norms: bool = False  # whether these have norms before alone, whatever others have (OLMo Hybrid)
     recurrent_attention: bool = False  # whether these have attention too, which reads the same norm (Falcon-H1)
     output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
     head_gates: bool = False  # whether it is one number for each head (Ling 3, LFM3)

@@ -73,14 +73,16 @@ def parts_of(config: LlamaConfig, layer: int) -> dict[str, Any]:
     """Returns the class of each part that a layer has, by the field of `Layer`."""
     c, feeds = config, config.has_mlp(layer)
     mixes = c.mlp_layers is None or not feeds
+    is_before = c.recurrent_pre_norms and layer in c.recurrent_layers
+    pre_norms, post_norms = c.pre_norms or is_before, c.post_norms and not is_before
     parts = {
-        "mixer_norm": (mixes and c.pre_norms, Norm),
+        "mixer_norm": (mixes and pre_norms, Norm),
         "attention": (layer in c.attention_layers, Attention if c.latent is None else LatentAttention),
-        "mixer_post_norm": (mixes and c.post_norms, Norm),
-        "mlp_norm": (feeds and c.pre_norms and (c.parallel_norm or not c.parallel), Norm),
+        "mixer_post_norm": (mixes and post_norms, Norm),
+        "mlp_norm": (feeds and pre_norms and (c.parallel_norm or not c.parallel), Norm),
         "mlp": (c.mlp_size(layer) > 0, MLP),
         "mixture": (c.has_experts(layer), Mixture),
-        "mlp_post_norm": (feeds and (c.post_norms or (c.expert_post_norm and c.has_experts(layer))), Norm),
+        "mlp_post_norm": (feeds and (post_norms or (c.expert_post_norm and c.has_experts(layer))), Norm),
         "own_input": (c.per_layer_size > 0, OwnInput),
         "scale": (c.layer_scale, Scale),
         "recurrent": (layer in c.recurrent_layers, Recurrent),

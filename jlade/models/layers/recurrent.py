@@ -177,7 +177,8 @@ class Recurrent:
         config: LlamaConfig,
     ) -> tuple[jax.Array, RecurrentBlock]:
         """Returns the gated output of a rule with memory, [B, T, HV * dv], and what `commit` needs."""
-        sizes, eps = sizes_of(config), config.norm_eps
+        sizes = sizes_of(config)
+        eps = config.norm_eps if sizes.norm_eps is None else sizes.norm_eps
         assert state.memory is not None
         inputs = jnp.concatenate(projected, axis=-1)
         filters, bias = jnp.concatenate([self.query_filter, self.key_filter, self.value_filter]), None
@@ -200,7 +201,7 @@ class Recurrent:
         gate = self._product(normed, "gate", config)
         if self.beta is not None:
             queries, keys = unit(queries) * sizes.key_size**-0.5, unit(keys)
-            beta = jax.nn.sigmoid(linear(normed, self.beta)).astype(jnp.float32)
+            beta = scale(jax.nn.sigmoid(linear(normed, self.beta)), sizes.beta_scale).astype(jnp.float32)
             block = queries, keys, values, beta, decay, state.memory, tree.sees
             if has_channels:
                 output, *updates = *channel_delta_rule(*block, tree.is_chain), decay
