@@ -1,6 +1,5 @@
-"""Matrices of compressed-tensors: integers of four or eight bits, FP8 and NVFP4."""
+"""Matrices of compressed-tensors: integers of four or eight bits, FP8, MXFP8, MXFP4 and NVFP4."""
 
-import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -8,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jlade.conversion.hf_fp8 import FP8, BlockScaled, are_sizes, in_blocks
+from jlade.conversion.hf_fp4 import MXFP4_GROUP, NVFP4_GROUP, mxfp4, nvfp4
+from jlade.conversion.hf_fp8 import FP8, BlockScaled, are_sizes, in_blocks, of_matrix
 from jlade.conversion.hf_packed import (
-    FP4,
+    OF_ACTIVATIONS,
     SCALE_TYPES,
     DecodedMatrix,
     FileMatrix,
@@ -23,15 +23,17 @@ from jlade.conversion.hf_packed import (
 from jlade.conversion.parts import Shape
 from jlade.conversion.weight_files import StoredTensor, check_kind
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "dense")
+FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+)
 PACKED, SHAPE, WEIGHT, SCALE = "weight_packed", "weight_shape", "weight", "weight_scale"
 ZERO, ORDER, GLOBAL = "weight_zero_point", "weight_g_idx", "weight_global_scale"
-NVFP4_GROUP = 16
 STRATEGIES: dict[tuple[str, int], tuple[str, ...]] = {  # by the type of weights and their bits
     ("int", 4): ("tensor", "channel", "group"),
     ("int", 8): ("tensor", "channel", "group"),
     ("float", 8): ("tensor", "channel", "group", "block"),
-    ("float", 4): ("tensor_group",),  # NVFP4
+    ("float", 4): ("tensor_group", "group"),  # NVFP4 and MXFP4
 }
 # The type and the bits of weights, by the end of the name of their tensor and its dtype.
 KINDS: dict[tuple[str, str], tuple[tuple[str, int], ...]] = {
@@ -41,11 +43,6 @@ KINDS: dict[tuple[str, str], tuple[tuple[str, int], ...]] = {
     (WEIGHT, FP8): (("float", 8),),
 }
 PATTERN = "re:"  # begins a target that is a regular expression
-# Ends of the names of tensors by which activations and caches would be rounded.
-OF_ACTIVATIONS = (
-    *(f".{place}_{kind}" for place in ("input", "output") for kind in ("scale", "zero_point", "global_scale")),
-    *(f".{place}_scale" for place in "kvq"),
-)
 
 
 class WeightScheme(NamedTuple):
@@ -108,7 +105,7 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
                 f"{tensor.file}: {name} is of type {tensor.dtype}; config.json implies {weights.bits} bits of the type "
                 f"{weights.kind!r}"
             )
-        read = {"U8": _nvfp4, FP8: _fp8, "I8": _int8}.get(tensor.dtype, _packed)
+        read = {"U8": _fp4, FP8: fp8_matrix, "I8": int8_matrix}.get(tensor.dtype, _packed)
         result[f"{module}.{WEIGHT}"] = read(f"{module}.", result, weights)
     return result
 
@@ -138,7 +135,8 @@ def _read_weights(settings: Mapping[str, Any]) -> WeightScheme:
         accepted = " or ".join(map(repr, STRATEGIES[kind, bits]))
         raise ValueError(f"strategy is {strategy!r} with {bits} bits of the type {kind!r}, supported is {accepted}")
     is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
-    fits = {"group": is_size, "tensor_group": size == NVFP4_GROUP}.get(strategy, size in (None, -1))
+    of_group = size == MXFP4_GROUP if (kind, bits) == ("float", 4) else is_size
+    fits = {"group": of_group, "tensor_group": size == NVFP4_GROUP}.get(strategy, size in (None, -1))
     if not fits:
         raise ValueError(f"group_size is {size!r} with the strategy {strategy!r}")
     if (blocks is not None) != (strategy == "block") or (strategy == "block" and not are_sizes(blocks)):
@@ -188,7 +186,7 @@ def _packed(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme
     return _matrix(prefix, "pack-quantized", arrays, (outputs, inputs), weights)
 
 
-def _int8(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+def int8_matrix(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
     arrays = _take_integers(tensors, prefix, (WEIGHT, SCALE), weights)
     codes = arrays[prefix + WEIGHT]
     if len(codes.shape) != 2:
@@ -196,16 +194,11 @@ def _int8(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) 
     return _matrix(prefix, "int-quantized", arrays, codes.shape, weights)
 
 
-def _fp8(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
+def fp8_matrix(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> BlockScaled:
     matrix, scales = take(tensors, prefix, (WEIGHT, SCALE)).values()
     sizes: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     sizes |= {"group": (1, weights.group_size), "block": weights.blocks or (None, None)}
-    return in_blocks(prefix + WEIGHT, matrix, prefix + SCALE, _of_matrix(scales), sizes[weights.strategy])
-
-
-def _of_matrix(scales: StoredTensor) -> StoredTensor:
-    """Returns scales in two dimensions, also the one of a whole matrix."""
-    return dataclasses.replace(scales, shape=(1, 1)) if scales.shape in ((), (1,)) else scales
+    return in_blocks(prefix + WEIGHT, matrix, prefix + SCALE, scales, sizes[weights.strategy])
 
 
 def _matrix(
@@ -215,12 +208,12 @@ def _matrix(
     order = prefix + ORDER if prefix + ORDER in arrays else None
     groups = num_groups(prefix + WEIGHT, arrays[prefix + SCALE], inputs, weights.group_size, order is not None)
     of_groups = (1, 1) if weights.strategy == "tensor" else (outputs, groups)
-    check_kind(prefix + SCALE, _of_matrix(arrays[prefix + SCALE]), of_groups, SCALE_TYPES)
+    check_kind(prefix + SCALE, of_matrix(arrays[prefix + SCALE]), of_groups, SCALE_TYPES)
     if weights.has_zeros:
         zero = arrays[prefix + ZERO]
         rows = -(-outputs * weights.bits // 32) if zero.dtype == "I32" else of_groups[0]
         is_packed = dtype == "pack-quantized" and weights.strategy != "tensor"  # early files have integers of 8 bits
-        check_kind(prefix + ZERO, _of_matrix(zero), (rows, groups), ("I32", "I8") if is_packed else ("I8",))
+        check_kind(prefix + ZERO, of_matrix(zero), (rows, groups), ("I32", "I8") if is_packed else ("I8",))
     kinds = [name.removeprefix(prefix) for name in arrays]
     name = f"{arrays[prefix + SCALE].file}: {prefix}{WEIGHT}"
     decode = functools.partial(_decode, name=name, kinds=kinds, shape=shape, bits=weights.bits, groups=groups)
@@ -261,21 +254,7 @@ def _decode(*stored: np.ndarray, name: str, kinds: list[str], shape: Shape, bits
     return DecodedMatrix(codes, scale, of_inputs, zero)
 
 
-def _nvfp4(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
-    arrays = take(tensors, prefix, (PACKED, SCALE, GLOBAL))
-    codes, scales, whole = arrays.values()
-    if len(codes.shape) != 2 or 2 * codes.shape[1] % NVFP4_GROUP:
-        raise ValueError(f"{codes.file}: {prefix}{PACKED} has shape {codes.shape}; it must be [out, in / 2]")
-    outputs, inputs = codes.shape[0], 2 * codes.shape[1]
-    groups = inputs // NVFP4_GROUP
-    check_kind(prefix + SCALE, scales, (outputs, groups), ("F8_E4M3",))
-    check_kind(prefix + GLOBAL, whole, (1,), ("F32",))
-    return file_matrix("NVFP4", (outputs, inputs), arrays, 4, groups, _decode_nvfp4, scales="float32", has_levels=True)
-
-
-def _decode_nvfp4(codes: np.ndarray, scales: np.ndarray, whole: np.ndarray) -> DecodedMatrix:
-    numbers = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
-    with np.errstate(all="ignore"):  # the broken rows tell of it
-        scale = np.ascontiguousarray((scales.astype(np.float32) / whole).T)
-    groups = np.arange(numbers.shape[1]) // NVFP4_GROUP
-    return DecodedMatrix(np.ascontiguousarray(numbers.T).view(np.int8), scale, groups, levels=FP4)
+def _fp4(prefix: str, tensors: dict[str, StoredTensor], weights: WeightScheme) -> FileMatrix:
+    if weights.strategy == "group":
+        return mxfp4(take(tensors, prefix, (PACKED, SCALE)))
+    return nvfp4(take(tensors, prefix, (PACKED, SCALE, GLOBAL)), np.divide, NVFP4_GROUP)

@@ -14,7 +14,7 @@ from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, RO
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
 from jlade.conversion.hf_recurrent import count_layers, read_recurrent, write_recurrent
 from jlade.conversion.hf_rotary import ATTENTION, FULL, SETTINGS, SLIDING, of_text, read_rotary, unread_keys
-from jlade.conversion.json_files import Values, read_json, refuse_or_warn, write_json
+from jlade.conversion.json_files import Values, refuse_or_warn, write_json
 from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
 
@@ -75,7 +75,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     """
     file = directory / "config.json"
     refuse_as_model(directory)
-    raw = read_json(file)
+    raw = hf_quantization.read(directory)
     config = check(file, raw, strict)
     settings = generation_settings.read(directory)
     generation_settings.check(settings, strict)

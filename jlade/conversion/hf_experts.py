@@ -1,6 +1,7 @@
 """Experts in files of Hugging Face's format: tensors of each expert, or of all, gates and products joined, or MXFP4."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,16 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.conversion.families import FAMILIES
-from jlade.conversion.hf_packed import FP4, shapes_of
-from jlade.conversion.packed import PackedTensor, grouped
+from jlade.conversion.hf_fp4 import MXFP4_GROUP, mxfp4
+from jlade.conversion.packed import PackedTensor
 from jlade.conversion.parts import Shape, TensorPart
 from jlade.conversion.tensors import layer_tensors, name_in_files
 from jlade.conversion.weight_files import ComposedTensor, StoredTensor, Tensor, aligned
-from jlade.models.grouped import GroupedMatrix, pack
+from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
-GROUP = 32  # numbers with one exponent
 
 
 class File(NamedTuple):
@@ -36,61 +36,6 @@ class File(NamedTuple):
     shape: Shape
     expert: int | None
     has_rows: bool
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Mxfp4(ComposedTensor, PackedTensor):
-    """An expert's matrix [out, in] in MXFP4.
-
-    Attributes:
-      blocks: [out, in / 32, 16] bytes, each with two numbers, the lower four bits first.
-      scales: [out, in / 32] bytes, exponents of two plus 127.
-    """
-
-    blocks: StoredTensor
-    scales: StoredTensor
-    bits = 4
-
-    @property
-    def shape(self) -> Shape:  # type: ignore[override]
-        return self.scales.shape[0], GROUP * self.scales.shape[1]
-
-    @property
-    def sources(self) -> list[StoredTensor]:
-        return [self.blocks, self.scales]
-
-    @property
-    def dtype(self) -> str:
-        return "MXFP4"
-
-    @property
-    def value_dtype(self) -> str:
-        return "bfloat16"
-
-    @property
-    def shapes(self) -> GroupedMatrix:
-        outputs, inputs = self.shape
-        shapes = shapes_of(4, inputs, outputs, inputs // GROUP, "bfloat16", has_levels=True)
-        assert shapes is not None
-        return shapes
-
-    def matrix(self, name: str) -> GroupedMatrix:
-        codes, exponents = self._read(name)
-        with np.errstate(over="ignore"):  # the caller hears of it
-            scale = np.ldexp(np.float32(1), exponents.T).astype(jnp.bfloat16)
-        return grouped(pack(codes.reshape(len(codes), -1).T, GROUP), scale, levels=FP4)
-
-    def values(self, name: str) -> np.ndarray:
-        codes, exponents = self._read(name)
-        with np.errstate(over="ignore"):  # the caller hears of it
-            values: np.ndarray = np.ldexp(FP4[codes], exponents[..., None])
-        return values.reshape(len(values), -1).T
-
-    def _read(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the codes of the numbers [out, in / 32, 32], and the exponents of their scales [out, in / 32]."""
-        blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
-        codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, GROUP)
-        return codes, scales.astype(np.int32) - 127
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +159,8 @@ def shapes(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str,
     for name, file in files(config, stored).items():
         if name + BLOCKS in stored:
             number, inputs, outputs = file.shape
-            expected[name + BLOCKS] = (number, outputs, inputs // GROUP, GROUP // 2)
-            expected[name + SCALES] = (number, outputs, inputs // GROUP)
+            expected[name + BLOCKS] = (number, outputs, inputs // MXFP4_GROUP, MXFP4_GROUP // 2)
+            expected[name + SCALES] = (number, outputs, inputs // MXFP4_GROUP)
         else:
             expected[name] = file.shape
     return expected
@@ -232,7 +177,8 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
         is_packed = file_name + BLOCKS in stored
         held: Iterable[Tensor]
         if is_packed:
-            held = map(Mxfp4, *(stored[file_name + suffix].rows() for suffix in (BLOCKS, SCALES)))
+            pairs = zip(stored[file_name + BLOCKS].rows(), stored[file_name + SCALES].rows(), strict=True)
+            held = [mxfp4({file_name + BLOCKS: _flat(blocks), file_name + SCALES: scales}) for blocks, scales in pairs]
         else:
             held = [stored[file_name]] if file.expert is not None else stored[file_name].rows()
         experts.setdefault(file.names[0], []).extend(held)
@@ -246,6 +192,12 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
                 outputs = slice(k, None, 2) if layout == "interleaved" else half
             tensors[name] = ExpertTensor(experts[file.names[0]], outputs, is_packed or file.has_rows, shape)
     return {name: PackedExperts.of(tensor) for name, tensor in tensors.items()}
+
+
+def _flat(blocks: StoredTensor) -> StoredTensor:
+    """Returns the bytes [out, in / 2] of those of the blocks of an expert [out, in / 32, 16]."""
+    outputs, *inner = blocks.shape
+    return dataclasses.replace(blocks, shape=(outputs, math.prod(inner)))
 
 
 def write(config: LlamaConfig, arrays: Mapping[str, jax.Array]) -> Iterator[tuple[str, jax.Array]]:

@@ -15,8 +15,12 @@ from jlade.conversion.weight_files import CHUNK, StoredTensor, check_kind
 from jlade.models.grouped import GroupedMatrix, pack
 
 SCALE_TYPES = ("F32", "F16", "BF16")  # in safetensors' spelling
-# The numbers of 4 bits: sign, exponent of two bits, one bit more (OCP Microscaling Formats, section 5.3.3).
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+# Ends of the names of tensors by which activations and caches would be rounded.
+OF_ACTIVATIONS = (
+    "activation_scale",
+    *(f".{place}_{kind}" for place in ("input", "output") for kind in ("scale", "zero_point", "global_scale")),
+    *(f".{place}_scale" for place in "kvq"),
+)
 
 
 class DecodedMatrix(NamedTuple):

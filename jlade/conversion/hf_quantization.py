@@ -4,17 +4,21 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion import hf_bitsandbytes, hf_compressed, hf_fp8, hf_gptq
+from jlade.conversion import hf_bitsandbytes, hf_compressed, hf_fp8, hf_gptq, hf_modelopt, hf_torchao
 from jlade.conversion.family import Family
+from jlade.conversion.json_files import read_json
 from jlade.conversion.weight_files import StoredTensor
 
 KEYS = "quantization_config", "compression_config", "quantization"  # the last in files of MLX
+OWN_FILE = "hf_quant_config.json"  # of ModelOpt, early versions of which write nothing into config.json
 # By method, the values of settings with which weights are read. The first is that of a missing setting.
 ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "awq": {"bits": (4,), "version": ("gemm",), "zero_point": (True,)},
     "gptq": {"bits": (4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
-    "fp8": {"activation_scheme": ("dynamic",)},
+    "fp8": {"activation_scheme": ("dynamic", "static"), "expert_dtype": ("fp8",)},
     "compressed-tensors": {},
+    "modelopt": {},
+    "torchao": {},
     "bitsandbytes": {"load_in_8bit": (False,), "load_in_4bit": (True,)},
 }
 READERS: dict[str, Any] = {  # modules
@@ -22,6 +26,8 @@ READERS: dict[str, Any] = {  # modules
     "gptq": hf_gptq,
     "fp8": hf_fp8,
     "compressed-tensors": hf_compressed,
+    "modelopt": hf_modelopt,
+    "torchao": hf_torchao,
     "bitsandbytes": hf_bitsandbytes,
 }
 OTHER_NAMES = {"version": "format", "checkpoint_format": "format"}  # of settings, where the first is missing
@@ -48,6 +54,15 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> None:
         + ". Load the model in floating point that they were made from, with bits=8 or 4 for less memory, or a GGUF "
         "file of it"
     )
+
+
+def read(directory: pathlib.Path) -> Mapping[str, Any]:
+    """Returns the content of config.json, with the settings of the quantization that another file has."""
+    raw, file = read_json(directory / "config.json"), directory / OWN_FILE
+    if settings_of(raw) or not file.exists():
+        return raw
+    own = read_json(file).get("quantization")
+    return {**raw, KEYS[0]: {**(own if isinstance(own, dict) else {}), "quant_method": "modelopt"}}
 
 
 def settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,7 +39,7 @@ class HuggingFace(Checkpoint):
     ) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
         """An output matrix that is not the embedding is read to find that out."""
         config = self.config(strict)
-        settings = hf_quantization.settings_of(read_json(self.path / "config.json"))
+        settings = hf_quantization.settings_of(hf_quantization.read(self.path))
         stored = hf_quantization.assembled(stored_tensors(self.path, strict), settings)
         config, tensors = model_tensors(stored, config, self.path, strict)
         if adapter is None:
@@ -90,8 +90,9 @@ class HuggingFace(Checkpoint):
         (target / "generation_config.json").unlink()  # the original may have none
         for pattern in FILES:
             for file in self.path.glob(pattern):
-                # An index lists weight files, and an adapter would be merged once more.
-                if file.name not in ("config.json", adapter_config.NAME) and not file.name.endswith(".index.json"):
+                # An index lists weight files, an adapter would be merged once more, and no weight is quantized.
+                unfit = "config.json", adapter_config.NAME, hf_quantization.OWN_FILE
+                if file.name not in unfit and not file.name.endswith(".index.json"):
                     copy = target / file.relative_to(self.path)
                     copy.parent.mkdir(exist_ok=True)
                     shutil.copyfile(file, copy)

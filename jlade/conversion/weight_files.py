@@ -35,6 +35,8 @@ MAX_FILE_BYTES = 5 * 10**9
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
 # Of quantized tensors too, in integers or FP8.
 DTYPES = FLOATS | {"U8": "uint8", "F8_E4M3": "float8_e4m3fn", "I8": "int8", "I32": "int32", "I64": "int64"}
+DTYPES |= {"F8_E8M0": "float8_e8m0fnu"}
+EXPONENTS = "F8_E8M0", "U8"  # of scales that are powers of two, as numbers or as their bytes
 CHUNK = 2**20  # elements converted at once; they fit the processor's cache
 
 

@@ -1,9 +1,13 @@
 """Random matrices in the formats of other quantizers, as named tensors and as the values that they stand for."""
 
+import pathlib
+
 import ml_dtypes
 import numpy as np
 
 from tests.stress.checkpoints import GROUP, in_integers
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "packed.safetensors"
 
 
 def in_blocks(matrix, rows, columns):

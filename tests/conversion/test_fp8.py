@@ -1,8 +1,9 @@
-"""Checkpoints in FP8 with block scales, against transformers' dequantization."""
+"""Checkpoints in FP8 with scales of blocks or matrices, against transformers' dequantization."""
 
 import json
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -32,35 +33,61 @@ CASES = {
 }
 
 
-def write(directory, case, rows=8, columns=16):
+def as_torch(matrix):
+    return torch.tensor(matrix.view(np.uint8)).view(torch.float8_e4m3fn)
+
+
+def read_tensors(file):
+    with safetensors.safe_open(file, "pt") as stored:
+        return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+
+
+def settings_of(kind, rows, columns):
+    """Returns the settings in config.json for scales of blocks, exponents in their place, or static ones (Mistral)."""
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [rows, columns]}
+    changes = {
+        "exponents": {"scale_fmt": "ue8m0"},
+        "static": {"activation_scheme": "static", "weight_block_size": None, "dequantize": False},
+    }
+    return settings | {"modules_to_not_convert": ["lm_head"]} | changes.get(kind, {})
+
+
+def write(directory, case, rows=8, columns=16, kind="blocks"):
     """Writes a random model with its matrices in FP8 and returns them by name, as products with their scales."""
     config = LlamaConfig(**SHAPE | CASES[case])
     save_hf(init_params(jax.random.key(0), config), directory)
     file = directory / "model.safetensors"
-    with safetensors.safe_open(file, "pt") as stored:
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    values = {}
+    tensors, values = read_tensors(file), {}
     for name, tensor in list(tensors.items()):
         if "proj" in name:
-            matrix, scales = in_blocks(tensor.numpy(), rows, columns)
-            tensors[name] = torch.tensor(matrix.view(np.uint8)).view(torch.float8_e4m3fn)
-            tensors[name + "_scale_inv"] = torch.tensor(scales)
-            of_elements = np.repeat(np.repeat(scales, rows, axis=0), columns, axis=1)
+            height, width = tensor.shape if kind == "static" else (rows, columns)
+            matrix, scales = in_blocks(tensor.numpy(), height, width)
+            if kind == "exponents":
+                scales = np.exp2(np.ceil(np.log2(scales)))
+            stored = torch.tensor(scales)
+            if kind == "static":
+                stored = stored.reshape(()).bfloat16()
+                scales = stored.float().numpy().reshape(1, 1)
+                tensors[name.removesuffix("weight") + "activation_scale"] = torch.tensor(0.5)
+            tensors[name] = as_torch(matrix)
+            tensors[name + "_scale_inv"] = stored.to(torch.float8_e8m0fnu) if kind == "exponents" else stored
+            of_elements = np.repeat(np.repeat(scales, height, axis=0), width, axis=1)
             values[name] = matrix.astype(np.float32) * of_elements[: matrix.shape[0], : matrix.shape[1]]
     torch_files.save_file(tensors, file, {"format": "pt"})
-    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-    settings |= {"weight_block_size": [rows, columns], "modules_to_not_convert": ["lm_head"]}
-    change_config(directory, quantization_config=settings)
+    change_config(directory, quantization_config=settings_of(kind, rows, columns))
     return values
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_values_are_those_that_transformers_dequantizes(case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "kind"), [*((case, "blocks") for case in CASES), ("qwen3", "exponents"), ("qwen3_moe", "static")]
+)
+def test_values_are_those_that_transformers_dequantizes(case, kind, tmp_path):
     import transformers
 
-    write(tmp_path / "fp8", case)
+    write(tmp_path / "fp8", case, kind=kind)
     params = load_hf(tmp_path / "fp8", "float32", strict=True)
-    settings = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=(8, 16))
+    settings = settings_of(kind, 8, 16) | {"dequantize": True}
+    settings = transformers.FineGrainedFP8Config(**settings)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "fp8", dtype=torch.float32, quantization_config=settings
     )
@@ -90,6 +117,36 @@ def test_values_are_those_that_transformers_dequantizes(case, tmp_path):
             np.testing.assert_array_equal(layer.attention.key, state[f"{prefix}self_attn.k_proj.weight"])
 
 
+@pytest.mark.parametrize("scales", [(4, 1), (2, 1), (1, 1)], ids=["blocks", "gates and products", "matrices"])
+def test_experts_in_one_tensor(scales, tmp_path):
+    """With their scales as transformers 5 makes them, on several devices too."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    kind, rng, prefix = "blocks" if scales == (4, 1) else "static", np.random.default_rng(0), "model.layers.1.mlp"
+    write(tmp_path / "fp8", "qwen3_moe", 16, 48, kind)
+    file = tmp_path / "fp8" / "model.safetensors"
+    tensors = {name: tensor for name, tensor in read_tensors(file).items() if ".experts." not in name}
+    for layer in range(2):
+        for name, shape in {"gate_up_proj": (4, 64, 48), "down_proj": (4, 48, 32)}.items():
+            own = scales if name == "gate_up_proj" else (3, 1) if kind == "blocks" else (1, 1)
+            experts = f"model.layers.{layer}.mlp.experts.{name}"
+            tensors[experts] = as_torch(rng.uniform(-400, 400, shape).astype(ml_dtypes.float8_e4m3fn))
+            tensors[f"{experts}_scale_inv"] = torch.tensor(rng.uniform(0.5, 1, (4, *own)).astype(np.float32))
+            tensors |= {} if kind == "blocks" else {f"{experts}_activation_scale": torch.ones(4)}
+    torch_files.save_file(tensors, file, {"format": "pt"})
+    gate_up, down = (
+        Fp8Dequantize(None)
+        ._dequantize_one(tensors[name], tensors[f"{name}_scale_inv"], torch.float32)
+        .numpy()
+        .swapaxes(1, 2)
+        for name in (f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj")
+    )
+    for mesh in (None, jlade.make_mesh(model=2)):
+        mixture = load_hf(tmp_path / "fp8", "float32", strict=True, mesh=mesh).layers[1].mixture
+        np.testing.assert_array_equal(np.concatenate([mixture.gate, mixture.up], axis=2), gate_up)
+        np.testing.assert_array_equal(mixture.down, down)
+
+
 def test_blocks_at_the_edges_are_smaller(tmp_path):
     values = write(tmp_path / "fp8", "qwen3", 128, 128)  # of 160 rows
     params = load_hf(tmp_path / "fp8", "float32")
@@ -97,10 +154,12 @@ def test_blocks_at_the_edges_are_smaller(tmp_path):
     np.testing.assert_array_equal(params.layers[1].mlp.down, values["model.layers.1.mlp.down_proj.weight"])
 
 
-@pytest.mark.parametrize("case", ["phi3", "qwen3_moe", "deepseek_v3"])
-def test_devices_read_their_parts(case, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("case", "kind"), [("phi3", "static"), *((case, "blocks") for case in ("phi3", "qwen3_moe", "deepseek_v3"))]
+)
+def test_devices_read_their_parts(case, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(weight_files, "CHUNK", 100)
-    write(tmp_path / "fp8", case)
+    write(tmp_path / "fp8", case, kind=kind)
     whole = load_hf(tmp_path / "fp8", "float32")
     divided = load_hf(tmp_path / "fp8", "float32", mesh=jlade.make_mesh(model=2))
     assert_same_arrays(divided, whole)
@@ -136,8 +195,7 @@ def test_nan_is_named(tmp_path):
 def test_scales_that_do_not_fit_are_refused(change, message, tmp_path):
     write(tmp_path / "fp8", "qwen3")
     file, name = tmp_path / "fp8" / "model.safetensors", "model.layers.0.self_attn.k_proj.weight_scale_inv"
-    with safetensors.safe_open(file, "pt") as stored:
-        tensors = {"k" if each == name else each: stored.get_tensor(each) for each in stored.keys()}  # noqa: SIM118
+    tensors = {"k" if each == name else each: tensor for each, tensor in read_tensors(file).items()}
     change(tensors)
     torch_files.save_file({name if each == "k" else each: tensors[each] for each in tensors}, file)
     with pytest.raises(ValueError, match=message):

@@ -122,7 +122,7 @@ def test_defaults_of_old_configs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported are llama, mistral, qwen2, qwen3"),
+        ({"model_type": "opt"}, "model_type is 'opt'; supported are llama, mistral, qwen2, qwen3"),
         ({"model_type": None}, "model_type is None; supported are llama, mistral, qwen2, qwen3"),
         (
             {"model_type": "gemma3n"},
@@ -142,7 +142,39 @@ def test_defaults_of_old_configs(tmp_path):
             r"the weights are quantized with a method that is not named in 4 bits \(quantization_config\), which is "
             "not read. Load the model in floating point that they were made from",
         ),
-        ({"quantization_config": {"quant_method": "fp8"}}, r"the weights are quantized with fp8 \("),
+        (
+            {"quantization_config": {"quant_method": "fp8", "expert_dtype": "fp4"}},
+            r"the weights are quantized with fp8 \(.*: expert_dtype is 'fp4', supported is 'fp8'",
+        ),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}},
+            "the .* quantized with modelopt .*: quant_algo is 'NVFP4_AWQ', supported is 'FP8' or .* 'MIXED_PRECISION'",
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "modelopt",
+                    "quant_algo": "MIXED_PRECISION",
+                    "quantized_layers": {"lm_head": {"quant_algo": "W4A16_AWQ"}},
+                }
+            },
+            "the .* modelopt .*: quant_algo of lm_head is 'W4A16_AWQ', supported is 'FP8' or",
+        ),
+        *(
+            (
+                {"quantization_config": {"quant_method": "torchao", "quant_type": kind}},
+                f"the .* quantized with torchao .*: quant_type is {name!r}, supported is 'Int8WeightOnlyConfig' or",
+            )
+            for kind, name in [
+                ("int4_weight_only", "int4_weight_only"),
+                ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {}}}, "Int4WeightOnlyConfig"),
+                (
+                    {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": {"a": {"_type": "X"}, "b": None}}}},
+                    "X",
+                ),
+                ({"default": {"_type": "FqnToConfig"}}, None),
+            ]
+        ),
         (
             {"quantization_config": {"quant_method": "hqq", "bits": 4}},
             r"the weights are quantized with hqq in 4 bits \(",

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jlade
+from jlade.cli import main
 from jlade.conversion import load_hf, save_hf
 from jlade.conversion.memory import load_held
 from jlade.conversion.weight_files import read_header
@@ -22,7 +23,7 @@ from tests.conversion.hf_files import assert_same_arrays, change_config
 from tests.conversion.packed_files import awq, compressed, gptq
 from tests.stress.checkpoints import FP4, GROUP, of_compressed
 from tests.texts import assert_same_texts
-from tests.tiny import PAPER, slow, slow_but
+from tests.tiny import PAPER, slow
 
 SHAPE = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
 SHAPE |= {"num_kv_heads": 2, "head_dim": 16, "max_positions": 64, "norm_eps": 1e-5}
@@ -52,6 +53,54 @@ def nvfp4(rng, name, outputs, inputs):
     levels = np.array(FP4 + [-x for x in FP4], np.float32)
     values = levels[codes] * np.repeat(scales.astype(np.float32) / whole, 16, axis=1)
     return {f"{name}.{key}": array for key, array in tensors.items()}, values
+
+
+def modelopt_nvfp4(rng, name, outputs, inputs):
+    tensors, _ = nvfp4(rng, name, outputs, inputs)
+    codes, scales, whole = tensors.values()
+    whole = (1 / whole).reshape(())
+    tensors = {"weight": codes, "weight_scale": scales, "weight_scale_2": whole, "input_scale": np.ones((), np.float32)}
+    numbers = np.stack([codes & 15, codes >> 4], axis=-1).reshape(outputs, inputs)
+    values = np.array(FP4 + [-x for x in FP4], np.float32)[numbers]
+    return {f"{name}.{key}": array for key, array in tensors.items()}, values * np.repeat(scales * whole, 16, axis=1)
+
+
+def mxfp4(rng, name, outputs, inputs, is_packed=True):
+    codes = rng.integers(0, 256, (outputs, inputs // 2), np.uint8)
+    exponents = rng.integers(110, 124, (outputs, inputs // 32), np.uint8)
+    numbers = np.stack([codes & 15, codes >> 4], axis=-1).reshape(outputs, inputs)
+    values = np.array(FP4 + [-x for x in FP4], np.float32)[numbers]
+    tensors = {f"{name}.weight{'_packed' * is_packed}": codes, f"{name}.weight_scale": exponents}
+    return tensors, values * np.exp2(np.repeat(exponents.astype(np.float32), 32, axis=1) - 127)
+
+
+def mxfp8(rng, name, outputs, inputs):
+    codes = rng.uniform(-400, 400, (outputs, inputs)).astype(ml_dtypes.float8_e4m3fn)
+    exponents = rng.integers(110, 120, (outputs, inputs // 32), np.uint8)
+    values = codes.astype(np.float32) * np.exp2(np.repeat(exponents.astype(np.float32), 32, axis=1) - 127)
+    return {f"{name}.weight": codes, f"{name}.weight_scale": exponents}, values
+
+
+def modelopt_fp8(rng, name, outputs, inputs, of_outputs=False):
+    tensors, values = compressed_fp8(rng, name, outputs, inputs, of_outputs)
+    scales = tensors[f"{name}.weight_scale"].astype(np.float32)
+    return tensors | {f"{name}.weight_scale": scales.reshape(-1) if of_outputs else scales.reshape(())}, values
+
+
+def torchao(rng, name, outputs, inputs, group=GROUP, has_zeros=False):
+    codes = rng.integers(-128, 128, (outputs, inputs), np.int8)
+    scales = rng.uniform(0.001, 0.002, (outputs, inputs // group)).astype(np.float32)
+    zeros = rng.integers(-9, 9, scales.shape, np.int8) * np.int8(has_zeros)
+    spread_scales, spread_zeros = (np.repeat(array.astype(np.float32), group, axis=1) for array in (scales, zeros))
+    tensors = {"qdata": codes, "scale": scales, "zero_point": zeros}
+    tensors = {f"{name}._weight_{key}": array for key, array in tensors.items()}
+    return tensors, (codes - spread_zeros) * spread_scales
+
+
+def torchao_fp8(rng, name, outputs, inputs):
+    tensors, values = compressed_fp8(rng, name, outputs, inputs)
+    codes, scales, _ = tensors.values()
+    return {f"{name}._weight_qdata": codes, f"{name}._weight_scale": scales.astype(np.float32)}, values
 
 
 def bitsandbytes(rng, name, outputs, inputs, block=64, nested=0):
@@ -84,7 +133,22 @@ INT8 = of_compressed("int-quantized", num_bits=8, strategy="channel")
 FP8 = of_compressed("float-quantized", num_bits=8, type="float", strategy="channel")
 NVFP4 = of_compressed("nvfp4-pack-quantized", type="float", strategy="tensor_group", group_size=16)
 ZEROS = of_compressed("pack-quantized", symmetric=False)
+MXFP4, MXFP8 = (
+    of_compressed(form, num_bits=bits, type="float", group_size=32)
+    for form, bits in [("mxfp4-pack-quantized", 4), ("mxfp8-quantized", 8)]
+)
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+
+
+def of_modelopt(algorithm):
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], "kv_cache_scheme": None}
+
+
+def of_torchao(kind):
+    config = {"_type": kind, "_version": 2, "_data": {}}
+    return {"quant_method": "torchao", "quant_type": {"default": config}, "modules_to_not_convert": None}
+
+
 CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "awq": (awq, 4, AWQ),
     "gptq": (gptq, 4, GPTQ),
@@ -115,6 +179,20 @@ CASES = {  # what writes a matrix, its bits, and the settings in config.json
         of_compressed("float-quantized", num_bits=8, type="float", strategy="tensor"),
     ),
     "NVFP4": (nvfp4, 4, NVFP4),
+    "MXFP4": (mxfp4, 4, MXFP4),
+    "MXFP8": (mxfp8, None, MXFP8),
+    "ModelOpt's FP8": (modelopt_fp8, None, of_modelopt("FP8")),
+    "ModelOpt's FP8 of outputs": (
+        changed(modelopt_fp8, of_outputs=True),
+        None,
+        of_modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+    ),
+    "ModelOpt's MXFP8": (mxfp8, None, of_modelopt("MXFP8")),
+    "ModelOpt's NVFP4": (modelopt_nvfp4, 4, of_modelopt("NVFP4")),
+    "ModelOpt's MXFP4": (changed(mxfp4, is_packed=False), 4, of_modelopt("mxfp4")),
+    "torchao in int8": (torchao, 8, of_torchao("Int8WeightOnlyConfig")),
+    "torchao in int8 with zeros": (changed(torchao, has_zeros=True), 8, of_torchao("Int8WeightOnlyConfig")),
+    "torchao in FP8": (torchao_fp8, None, of_torchao("Float8WeightOnlyConfig")),
     "bitsandbytes": (bitsandbytes, 4, BITSANDBYTES),
     "bitsandbytes with nested scales": (changed(bitsandbytes, nested=16), 4, BITSANDBYTES),
 }
@@ -221,29 +299,56 @@ FAMILIES = {  # whose files have several arrays in a matrix, or an array in seve
 }
 
 
-@pytest.mark.parametrize("model_type", slow_but(FAMILIES, "gpt_neox", "qwen3_moe"))
-def test_arrays_are_those_of_a_model_in_floating_point(model_type, tmp_path):
+OTHERS = [(name, "qwen3_moe") for name in ("MXFP4", "MXFP8", "ModelOpt's NVFP4", "torchao in int8")]
+OTHERS += [(name, "phi3") for name in ("ModelOpt's FP8", "ModelOpt's MXFP4", "torchao in FP8")]
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [
+        *(("awq", family) for family in ("gpt_neox", "qwen3_moe")),
+        *(slow("awq", family) for family in FAMILIES if family not in ("gpt_neox", "qwen3_moe")),
+        *(slow(*each) for each in OTHERS),
+    ],
+)
+def test_arrays_are_those_of_a_model_in_floating_point(name, model_type, tmp_path):
     """On several devices too."""
-    values = write(tmp_path / "model", "awq", model_type=model_type, **FAMILIES[model_type])
+    values = write(tmp_path / "model", name, model_type=model_type, **FAMILIES[model_type])
     save_hf(
         init_params(jax.random.key(0), LlamaConfig(**SHAPE | FAMILIES[model_type] | {"model_type": model_type})),
         tmp_path / "dense",
     )
     file = tmp_path / "dense" / "model.safetensors"
-    save_file(load_file(file) | {name: np.ascontiguousarray(array) for name, array in values.items()}, file)
+    save_file(load_file(file) | {full: np.ascontiguousarray(array) for full, array in values.items()}, file)
     expected = load_hf(tmp_path / "dense", "float32", strict=True)
     for mesh in (None, jlade.make_mesh(model=2)):
         assert_same_arrays(load_hf(tmp_path / "model", "float32", mesh=mesh), expected)
-        kept = load_hf(tmp_path / "model", "float32", bits=4, mesh=mesh)
+        kept = load_hf(tmp_path / "model", "float32", bits=CASES[name][1] or "file", mesh=mesh)
         number = 0
         for layer, of_dense in zip(kept.layers, expected.layers, strict=True):
             for path, matrix in jax.tree.leaves_with_path(layer, is_leaf=is_grouped):
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
-                if isinstance(matrix, GroupedMatrix) and matrix.scale.dtype == "float16":  # others are rounded
+                field = jax.tree_util.keystr(path, simple=True, separator=".")
+                if isinstance(matrix, GroupedMatrix) and matrix.offset is None:  # others are rounded
                     number += 1
                     found = matrix.values() if matrix.weight.ndim > 2 else matrix.values().T
-                    np.testing.assert_array_equal(found, operator.attrgetter(name)(of_dense), err_msg=name)
-        assert number >= 12
+                    np.testing.assert_array_equal(found, operator.attrgetter(field)(of_dense), err_msg=field)
+        assert number >= 12 if CASES[name][1] else number == 0
+
+
+def test_modelopt_has_a_file_of_its_own(tmp_path):
+    """And algorithms by modules."""
+    expected = write(tmp_path / "model", "ModelOpt's NVFP4")
+    change_config(tmp_path / "model", quantization_config=None)
+    layers = {full.removesuffix(".weight"): {"quant_algo": "NVFP4", "group_size": 16} for full in expected}
+    settings = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "kv_cache_quant_algo": "FP8"}
+    own = tmp_path / "model" / "hf_quant_config.json"
+    own.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": settings}))
+    assert_values(load_hf(tmp_path / "model", "float32", strict=True, bits="file"), expected)
+    assert main(["convert", str(tmp_path / "model"), str(tmp_path / "dense"), "--dtype", "float32", "--to", "hf"]) == 0
+    assert not (tmp_path / "dense" / own.name).exists()
+    own.write_text(json.dumps({"quantization": [1]}))
+    with pytest.raises(ValueError, match=r"quantized with modelopt .*: quant_algo is None, supported is 'FP8' or"):
+        load_hf(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["compressed-tensors of outputs", "compressed-tensors in int8"])
@@ -281,6 +386,15 @@ def of_other_state(array):
         ("compressed-tensors in int8", "weight_scale", None, "weight_scale is missing"),
         ("NVFP4", "weight_scale", lambda array: array.astype(np.float32), "weight_scale is of type F32"),
         ("NVFP4", "weight_global_scale", None, "weight_global_scale is missing"),
+        ("MXFP4", "weight_scale", lambda array: array[:, :2], r"weight_scale has shape \(64, 2\)"),
+        ("MXFP4", "weight_packed", lambda array: array[:, :-8], r"weight_packed has shape \(64, 56\); it must be"),
+        ("MXFP8", "weight_scale", lambda array: array[:, :2], r"weight_scale has shape \(64, 2\)"),
+        ("ModelOpt's NVFP4", "weight_scale", lambda array: array[:, :4], r"weight_scale has shape \(64, 4\)"),
+        ("ModelOpt's NVFP4", "weight_scale", None, "weight_scale is missing, though .*weight is there"),
+        ("ModelOpt's NVFP4", "weight_scale_2", None, "weight_scale_2 is missing"),
+        ("ModelOpt's FP8", "weight_scale", lambda array: array.astype(np.int32), "weight_scale is of type I32"),
+        ("torchao in int8", "_weight_scale", None, "weight_scale is missing"),
+        ("torchao in int8", "_weight_scale", lambda array: array[:9], r"weight_scale has shape \(9, 4\)"),
         ("bitsandbytes", "weight.absmax", None, "weight.absmax is missing"),
         (
             "bitsandbytes",

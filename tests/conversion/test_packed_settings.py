@@ -2,6 +2,7 @@
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -39,6 +40,26 @@ def test_the_last_block_is_smaller(blocks, size, tmp_path):
     compressed = of_compressed("float-quantized", **weights)
     found = checkpoints.read(tmp_path, {"weight": codes, "weight_scale": scales}, compressed)
     np.testing.assert_array_equal(found, [expected])
+
+
+@pytest.mark.parametrize(
+    ("end", "shape", "settings"),
+    [
+        ("scale", (), {"activation_scheme": "static"}),  # AutoFP8
+        ("scale", (1,), {"activation_scheme": "dynamic"}),
+        ("scale_inv", (), {"activation_scheme": "static", "weight_block_size": None}),  # Mistral
+        ("scale_inv", (2, 1), {"activation_scheme": "dynamic"}),  # blocks of 128, as in transformers
+    ],
+)
+def test_fp8_without_sizes_of_blocks(end, shape, settings, tmp_path):
+    codes = np.random.default_rng(0).uniform(-400, 400, (160, 48)).astype(ml_dtypes.float8_e4m3fn)
+    scales = np.linspace(0.5, 2, 2, dtype=np.float32)[: np.prod(shape, dtype=int)].reshape(shape)
+    tensors = {"weight": codes, f"weight_{end}": scales, "input_scale": np.ones(1, np.float32)}
+    expected = codes.astype(np.float32) * np.repeat(scales.reshape(-1), 128 if len(shape) > 1 else 160)[:160, None]
+    config = {"quant_method": "fp8"} | settings
+    np.testing.assert_array_equal(checkpoints.read(tmp_path, tensors, config), [expected])
+    with pytest.raises(ValueError, match=r"shape \(.*\); config.json implies \(5, 2\)"):
+        checkpoints.read(tmp_path, tensors, config | {"weight_block_size": [32, 24]})
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}

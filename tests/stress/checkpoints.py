@@ -84,7 +84,8 @@ def scales_for(rng: np.random.Generator, shape: tuple[int, int], blocks: tuple[i
 def fp8(rng: np.random.Generator, draw: random.Random, shape: tuple[int, int]) -> Case:
     numbers = {"rows": draw.choice(BLOCKS), "columns": draw.choice(BLOCKS)}
     codes = rng.uniform(-400, 400, shape).astype(ml_dtypes.float8_e4m3fn)
-    scales = scales_for(rng, shape, (numbers["rows"], numbers["columns"]), np.float32)
+    dtype = draw.choice([np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e8m0fnu])
+    scales = scales_for(rng, shape, (numbers["rows"], numbers["columns"]), dtype)
 
     def config(numbers: Settings) -> Settings:
         size = [numbers["rows"], numbers["columns"]]
@@ -179,20 +180,28 @@ def grouped_integers(rng: np.random.Generator, draw: random.Random, shape: tuple
 
 
 def nvfp4(rng: np.random.Generator, draw: random.Random, shape: tuple[int, int]) -> Case:
+    """Returns a matrix of compressed-tensors or ModelOpt."""
+    is_modelopt = draw.random() < 0.5
     codes, whole = rng.integers(0, 16, shape), rng.uniform(2000, 3000, 1).astype(np.float32)
     scales = scales_for(rng, shape, (1, 16), ml_dtypes.float8_e4m3fn)
-    tensors = {"weight_packed": (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8), "weight_scale": scales}
+    packed = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8)
+    tensors = {"weight" if is_modelopt else "weight_packed": packed, "weight_scale": scales}
+    tensors["weight_scale_2" if is_modelopt else "weight_global_scale"] = whole
+    numbers: Settings = {"group": 16} if is_modelopt else {"bits": 4, "group": 16, "type": "float"}
 
     def values(given: Settings) -> np.ndarray | None:
-        if (given["bits"], given["group"], given["type"]) != (4, 16, "float"):
+        if given != numbers:
             return None
-        return of_blocks(np.array(FP4 + [-x for x in FP4])[codes], scales.astype(np.float32) / whole, 1, 16)
+        scale = scales.astype(np.float32) * whole if is_modelopt else scales.astype(np.float32) / whole
+        return of_blocks(np.array(FP4 + [-x for x in FP4])[codes], scale, 1, 16)
 
     def config(given: Settings) -> Settings:
+        if is_modelopt:
+            return {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": given["group"]}
         own = {"num_bits": given["bits"], "group_size": given["group"], "type": given["type"]}
         return of_compressed("nvfp4-pack-quantized", strategy="tensor_group", **own)
 
-    return Case(tensors | {"weight_global_scale": whole}, {"bits": 4, "group": 16, "type": "float"}, config, values)
+    return Case(tensors, numbers, config, values)
 
 
 KINDS = {"fp8": fp8, "compressed": compressed, "gptq or awq": grouped_integers, "nvfp4": nvfp4}
