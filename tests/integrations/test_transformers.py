@@ -460,8 +460,9 @@ def test_the_model_is_checked(model, decode, batch):
         make("Llama").generate(**batch, max_new_tokens=8, custom_generate=decode)
     with pytest.raises(TypeError, match="model must be a model of transformers, got str"):
         lookahead("gpt2")
-    with pytest.raises(ValueError, match=r"model.config: model_type is 'gpt2'; supported are llama"):
-        lookahead(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9)))
+    other = transformers.BloomConfig(n_layer=1, hidden_size=8, n_head=2, vocab_size=9)
+    with pytest.raises(ValueError, match=r"model.config: model_type is 'bloom'; supported are llama"):
+        lookahead(transformers.BloomForCausalLM(other))
     with torch.device("meta"):
         absent = transformers.AutoModelForCausalLM.from_config(model.config)
     with pytest.raises(ValueError, match="on the device 'meta'"):
