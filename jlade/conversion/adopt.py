@@ -48,9 +48,9 @@ def adopt(tree: Any, config: Any, *, dtype: jax.typing.DTypeLike | None = None) 
     """Returns the arrays of a model in another JAX program as parameters for `jlade.generate`.
 
     The names of the arrays tell their layout: that of Hugging Face checkpoints, for every family that jlade runs, or
-    that of tunix, gemma (google-deepmind) or MaxText. Arrays that are arranged as jlade's are not copied. The others
-    are transposed in one program, which arrays of the same shapes reuse; they stay on their devices, divided along the
-    same axes.
+    that of tunix, gemma (google-deepmind), keras-hub or MaxText. Arrays that are arranged as jlade's are not copied.
+    The others are transposed in one program, which arrays of the same shapes reuse; they stay on their devices, divided
+    along the same axes.
 
     Args:
       tree: arrays of JAX or NumPy in nested or flat dictionaries, such as the parameters of Flax or a State of Flax

@@ -1,4 +1,4 @@
-"""The names and axes of parameters in other JAX code bases: tunix, gemma (google-deepmind) and MaxText.
+"""The names and axes of parameters in other JAX code bases: tunix, gemma (google-deepmind), MaxText and keras-hub.
 
 A layout is a table: for each field of jlade's parameters, the arrays of a tree that may hold it. Axes have a letter
 each, so that a row of the table says how its array is arranged.
@@ -184,6 +184,42 @@ _OF_MAXTEXT = {
     "mixture.up": (TreeArray("moe_block.wi_1", "NEX"), TreeArray("MoeBlock_0.wi_1", "NEX")),
     "mixture.down": (TreeArray("moe_block.wo", "NXE"), TreeArray("MoeBlock_0.wo", "NXE")),
 }
+_OF_KERAS = {
+    "embedding": (TreeArray("token_embedding.embeddings", "VE"),),
+    "norm": (TreeArray("sequence_output_layernorm.scale", "E"),),
+    "output": (TreeArray("token_embedding.reverse_embeddings", "EV"),),
+    "mixer_norm.weight": (TreeArray("self_attention_layernorm.scale", "E"),),
+    "attention.query": (TreeArray("self_attention.query.kernel", "EHD"),),
+    "attention.key": (TreeArray("self_attention.key.kernel", "EKD"),),
+    "attention.value": (TreeArray("self_attention.value.kernel", "EKD"),),
+    "attention.output": (TreeArray("self_attention.attention_output.kernel", "HDE"),),
+    "attention.query_bias": (TreeArray("self_attention.query.bias", "HD"),),
+    "attention.key_bias": (TreeArray("self_attention.key.bias", "KD"),),
+    "attention.value_bias": (TreeArray("self_attention.value.bias", "KD"),),
+    "attention.query_norm": (TreeArray("self_attention.query_dense_layernorm.scale", "D"),),
+    "attention.key_norm": (TreeArray("self_attention.key_dense_layernorm.scale", "D"),),
+    "mlp_norm.weight": (TreeArray("feedforward_layernorm.scale", "E"),),
+    "mlp.gate": (TreeArray("feedforward_gate_dense.kernel", "EF"),),
+    "mlp.up": (TreeArray("feedforward_intermediate_dense.kernel", "EF"),),
+    "mlp.down": (TreeArray("feedforward_output_dense.kernel", "FE"),),
+}
+_OF_KERAS_GEMMA = {
+    "embedding": _OF_KERAS["embedding"],
+    "norm": (TreeArray("final_normalization.scale", "E"),),
+    "mixer_norm.weight": (TreeArray("pre_attention_norm.scale", "E"),),
+    "attention.query": (TreeArray("attention.query.kernel", "HED"),),
+    "attention.key": (TreeArray("attention.key.kernel", "KED"),),
+    "attention.value": (TreeArray("attention.value.kernel", "KED"),),
+    "attention.output": (TreeArray("attention.attention_output.kernel", "HDE"),),
+    "attention.query_norm": (TreeArray("attention.query_norm.scale", "D"),),
+    "attention.key_norm": (TreeArray("attention.key_norm.scale", "D"),),
+    "mixer_post_norm.weight": (TreeArray("post_attention_norm.scale", "E"),),
+    "mlp_norm.weight": (TreeArray("pre_ffw_norm.scale", "E"),),
+    "mlp.gate": (TreeArray("ffw_gating.kernel", "EF"),),
+    "mlp.up": (TreeArray("ffw_gating_2.kernel", "EF"),),
+    "mlp.down": (TreeArray("ffw_linear.kernel", "FE"),),
+    "mlp_post_norm.weight": (TreeArray("post_ffw_norm.scale", "E"),),
+}
 _OF_TUNIX = {field: tuple(dict.fromkeys(_OF_LLAMA.get(field, ()) + _OF_GEMMA.get(field, ()))) for field in AXES}
 
 GEMMAS = "gemma", "gemma2", "gemma3_text"
@@ -198,6 +234,8 @@ LAYOUTS = {
         stacked="decoder.layers.",
         change=_maxtext_change,
     ),
+    "keras-hub": TreeLayout(("llama", "mistral", "qwen2", "qwen3"), "transformer_layer_{}.", _OF_KERAS),
+    "keras-hub's Gemma": TreeLayout(GEMMAS, "decoder_block_{}.", _OF_KERAS_GEMMA),
 }
 
 

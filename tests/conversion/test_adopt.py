@@ -155,6 +155,7 @@ MIXTURE = dataclasses.replace(
     LLAMA, qk_norm=True, num_experts=4, expert_size=10, experts_per_token=2, intermediate_size=0, model_type="qwen3_moe"
 )
 GEMMA = dataclasses.replace(LLAMA, model_type="gemma2", norm="rms_plus_one", tie_embeddings=True, post_norms=True)
+GEMMA_3 = dataclasses.replace(GEMMA, model_type="gemma3_text", qk_norm=True)
 EVERY_HEAD = dataclasses.replace(GEMMA, num_kv_heads=4, model_type="gemma", post_norms=False)
 
 HEADS = {
@@ -184,6 +185,21 @@ OF_MAXTEXT = {
     for field, name in zip(HEADS, ("query", "key", "value", "out"), strict=True)
 }
 
+OF_KERAS = (
+    {
+        "mixer_norm.weight": ("e,e->e", "self_attention_layernorm.scale"),
+        "mlp_norm.weight": ("e,e->e", "feedforward_layernorm.scale"),
+    }
+    | {
+        field: (HEADS[field], f"self_attention.{name}.kernel")
+        for field, name in zip(HEADS, ("query", "key", "value", "attention_output"), strict=True)
+    }
+    | {
+        field: (MLP[field], f"feedforward_{name}_dense.kernel")
+        for field, name in zip(MLP, ("gate", "intermediate", "output"), strict=True)
+    }
+)
+
 
 class Kind(NamedTuple):
     """A layout: the beginning of names in a layer, the rows outside of layers and within, and the model."""
@@ -204,6 +220,11 @@ WHOLE_MAXTEXT = {
     "embedding": ("e,ve->v", "params.token_embedder.embedding"),
     "norm": ("e,e->e", "params.decoder.decoder_norm.scale"),
     "output": ("e,ev->v", "params.decoder.logits_dense.kernel"),
+}
+WHOLE_KERAS = {
+    "embedding": ("e,ve->v", "token_embedding.embeddings"),
+    "norm": ("e,e->e", "sequence_output_layernorm.scale"),
+    "output": ("e,ev->v", "token_embedding.reverse_embeddings"),
 }
 KINDS = {
     "tunix, Qwen2": Kind(
@@ -264,6 +285,47 @@ KINDS = {
         }
         | {field: (EXPERTS[field], f"moe_block.{name}") for field, name in zip(EXPERTS, OF_MLP, strict=True)},
         MIXTURE,
+    ),
+    "keras-hub, Qwen2": Kind(
+        "transformer_layer_{}.",
+        WHOLE_KERAS,
+        OF_KERAS
+        | {
+            "attention.query_bias": ("hd,hd->hd", "self_attention.query.bias"),
+            "attention.key_bias": ("kd,kd->kd", "self_attention.key.bias"),
+            "attention.value_bias": ("kd,kd->kd", "self_attention.value.bias"),
+        },
+        QWEN,
+    ),
+    "keras-hub, Qwen3": Kind(
+        "transformer_layer_{}.",
+        WHOLE_KERAS,
+        OF_KERAS
+        | {
+            "attention.query_norm": ("d,d->d", "self_attention.query_dense_layernorm.scale"),
+            "attention.key_norm": ("d,d->d", "self_attention.key_dense_layernorm.scale"),
+        },
+        dataclasses.replace(LLAMA, qk_norm=True),
+    ),
+    "keras-hub, Gemma 3": Kind(
+        "decoder_block_{}.",
+        {"embedding": WHOLE_KERAS["embedding"], "norm": ("e,e->e", "final_normalization.scale")},
+        {
+            "mixer_norm.weight": ("e,e->e", "pre_attention_norm.scale"),
+            "attention.query": ("e,hed->hd", "attention.query.kernel"),
+            "attention.key": ("e,ked->kd", "attention.key.kernel"),
+            "attention.value": ("e,ked->kd", "attention.value.kernel"),
+            "attention.output": (HEADS["attention.output"], "attention.attention_output.kernel"),
+            "attention.query_norm": ("d,d->d", "attention.query_norm.scale"),
+            "attention.key_norm": ("d,d->d", "attention.key_norm.scale"),
+            "mixer_post_norm.weight": ("e,e->e", "post_attention_norm.scale"),
+            "mlp_norm.weight": ("e,e->e", "pre_ffw_norm.scale"),
+            "mlp.gate": (MLP["mlp.gate"], "ffw_gating.kernel"),
+            "mlp.up": (MLP["mlp.up"], "ffw_gating_2.kernel"),
+            "mlp.down": (MLP["mlp.down"], "ffw_linear.kernel"),
+            "mlp_post_norm.weight": ("e,e->e", "post_ffw_norm.scale"),
+        },
+        GEMMA_3,
     ),
 }  # fmt: skip
 MAXTEXT_MLP = {field: (MLP[field], f"mlp.{name}.kernel") for field, name in zip(MLP, OF_MLP, strict=True)}
