@@ -18,7 +18,7 @@ from jlade.conversion.families import FAMILIES, READ
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.conversion.hf_tensors import text_part
-from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
+from jlade.models.architecture import CHANNEL_DELTA, STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.conversion.hf_files import assert_same_arrays, change_tensors
@@ -44,12 +44,14 @@ def write(directory, model_type, **changes):
 
 
 ATTENDS, LETTERS = {"full_attention_interval": 2}, {"hybrid_override_pattern": "ME*-"}
+TYPES = {"layer_types": ["linear_attention", "full_attention"]}
 VL_MOE = SIZES | {"model_type": "qwen3_vl_moe_text"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_defaults_of_every_family_come_back(name, tmp_path):
-    config = read_config(write(tmp_path, name, num_hidden_layers=4), strict=True)  # the fourth has attention
+    number = {"kimi_linear": 5, "bailing_hybrid": 6}.get(name, 4)  # the last has attention
+    config = read_config(write(tmp_path, name, num_hidden_layers=number), strict=True)
     assert config.family == name
     (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
     assert read_config(tmp_path, strict=True) == config
@@ -222,6 +224,34 @@ REFUSED = {  # by model_type: keys of config.json, and the message
     ],
     "mistral4": [({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor must give the 64 el")],
     "ministral3": [({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings must be")],
+    "kimi_linear": [
+        ({"mla_use_nope": False}, "mla_use_nope is False; supported is True"),
+        (
+            {"linear_attn_config": {"gate_lower_bound": -5.0}},
+            "linear_attn_config must be an object with some of full_att",
+        ),
+        (
+            {"linear_attn_config": {"kda_layers": [0], "full_attn_layers": [1]}},
+            r"kda_layers and full_attn_layers must list each of 2 layers once, from 1, got \[0\] and \[1\]",
+        ),
+        (
+            {"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": []}},
+            "layer_types must name full_attention",
+        ),
+        (TYPES | {"linear_attn_config": {"short_conv_kernel_size": 1}}, "linear_conv_kernel_dim must be 2 or more"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True; supported is False"),
+    ],
+    "bailing_hybrid": [
+        (
+            {"layer_group_size": 2, "kda_lower_bound": 0.0},
+            "kda_lower_bound must be a negative number with kda_safe_gate, got 0.0",
+        ),
+        ({"use_mla_nope": True}, "use_mla_nope is True; supported is False"),
+        (
+            {"architectures": ["BailingMoeV2_5ForCausalLM"]},
+            "architectures is .*; supported is BailingHybridForCausalLM",
+        ),
+    ],
     "qwen3_next": [
         ({"layer_types": ["linear_attention"] * 2}, "layer_types must name full_attention for one of 2 layers"),
         (
@@ -821,6 +851,28 @@ def test_files_of_nemotron_h_with_layers_that_predict_further_tokens(tmp_path):
     change_tensors(tmp_path, {"mtp.layers.0.norm.weight": np.zeros(32)})
     with pytest.warns(UserWarning, match=r"ignored 1 tensors that predict further tokens: mtp\.layers"):
         assert load_hf(tmp_path, "float32").config == params.config
+
+
+def test_published_keys_of_kimi_linear_and_ling_3(tmp_path):
+    """As in moonshotai/Kimi-Linear-48B-A3B-Instruct and inclusionAI/Ling-3.0-tiny, whose bound is an integer."""
+    shape = {"num_key_value_heads": 4, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    shape |= {"q_lora_rank": None, "kv_lora_rank": 32, "first_k_dense_replace": 1, "moe_intermediate_size": 24}
+    shape |= {"num_shared_experts": 1, "rope_scaling": None, "topk_group": 1}
+    kimi = {"head_dim": 72, "mla_use_nope": True, "model_max_length": 4096, "moe_layer_freq": 1, "num_experts": 8}
+    kimi |= {"moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_expert_group": 1}
+    kimi |= {"num_experts_per_token": 2, "num_nextn_predict_layers": 0, "use_grouped_topk": True, "rope_theta": 1e4}
+    kimi["linear_attn_config"] = {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 2}
+    config = read_config(write(tmp_path, "kimi_linear", **shape, **kimi), strict=True)
+    assert (config.experts_per_token, config.max_positions, config.recurrent_layers) == (2, 4096, (0,))
+    assert config.recurrence == Recurrence(CHANNEL_DELTA, 2, 2, 16, 16, 4, gate_rank=16)
+    assert config.layer_rotary == (None, None)
+    ling = {"architectures": ["BailingMoeV3ForCausalLM"], "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2}
+    ling |= {"layer_group_size": 2, "no_kda_lora": True, "kda_safe_gate": True, "kda_lower_bound": -5, "n_group": 1}
+    ling |= {"rotary_dim": 8, "rope_interleave": True, "gated_attention_proj_granularity_type": "head_wise"}
+    ling |= {"scoring_func": "sigmoid", "moe_router_enable_expert_bias": True, "router_dtype": "fp32"}
+    config = read_config(write(tmp_path, "bailing_hybrid", **shape, **ling), strict=True)
+    assert config.recurrence == Recurrence(CHANNEL_DELTA, 4, 4, 16, 16, 4, least_decay=-5.0)
+    assert (config.recurrent_layers, config.rope_theta, config.head_gates) == ((0,), 6e6, True)
 
 
 def test_published_keys_of_lfm2(tmp_path):
