@@ -31,7 +31,7 @@ def read(values: Values) -> tuple[Recurrence, list[str]]:
         values, by_default = _read_object(values, number)
         gates = {"gate_rank": values.size(SIZE)}
     heads, size, taps = (values.size(key) for key in (HEADS, SIZE, TAPS))
-    return Recurrence(CHANNEL_DELTA, heads, heads, size, size, taps, **gates), kinds or by_default
+    return Recurrence(CHANNEL_DELTA, heads, heads, size, size, taps, **gates), by_default if kinds is None else kinds
 
 
 def _read_object(values: Values, number: int) -> tuple[Values, list[str]]:
