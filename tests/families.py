@@ -3,7 +3,7 @@
 import pytest
 
 from jlade.conversion import load_hf
-from jlade.conversion.families import READ
+from jlade.conversion.families import FAMILIES
 
 LENGTH = 96  # no text is longer
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -44,6 +44,7 @@ KIMI = {"num_local_experts" if key == "n_routed_experts" else key: value for key
 KIMI |= {"q_lora_rank": None, "layer_types": ["linear_attention", "full_attention"]}
 LING = KIMI | {"first_k_dense_replace": 1, "layer_types": None, "layer_group_size": 2, "head_dim": 10}
 KIMI |= {"linear_num_heads": 2, "linear_head_dim": 8}
+INDEX = {"index_topk": 13, "index_head_dim": 10, "index_n_heads": 16}  # of few heads, many scores would be zero
 GEMMA_4 = {"num_key_value_heads": 4, "head_dim": 12, "global_head_dim": 20, "sliding_window": 7}
 GEMMA_4 |= {"hidden_size_per_layer_input": 0, "num_hidden_layers": 4, "layer_types": [*SLIDING, *SLIDING]}
 GEMMA_4 |= rope_of_full_attention(rope_type="proportional", rope_theta=500.0, partial_rotary_factor=0.25)
@@ -308,14 +309,15 @@ ROWS = {
     "deepseek_v32": (
         "DeepseekV32",
         LATENT
-        | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "index_topk": LENGTH}
-        | {"index_head_dim": 8, "index_n_heads": 2},
+        | INDEX
+        | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.8, beta_fast=4.0),
     ),
     "glm_moe_dsa": (
         "GlmMoeDsa",
         LATENT
-        | {"first_k_dense_replace": 1, "indexer_types": ["full", "shared"], "index_topk": LENGTH}
-        | {"index_head_dim": 8, "index_n_heads": 2},
+        | INDEX
+        | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
     ),
     "glm4_moe_lite": (
         "Glm4MoeLite",
@@ -453,7 +455,7 @@ SCALES = "router.gate.weight", "layer_scalar", "router.scale", "per_expert_scale
 def class_of(model_type):
     """Returns the class of transformers, which AutoModelForCausalLM does not know for some families."""
     transformers = pytest.importorskip("transformers")
-    return getattr(transformers, READ[model_type].architecture)
+    return getattr(transformers, FAMILIES[model_type].architecture)
 
 
 def model_of(family, changes):

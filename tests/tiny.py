@@ -20,6 +20,7 @@ from jlade.models.architecture import (
     DELTA,
     STATE_SPACE,
     Heads,
+    IndexSizes,
     Latent,
     Multipliers,
     Recurrence,
@@ -52,6 +53,10 @@ LIKE_DEEPSEEK = {"latent": LATENT_SIZES, "num_kv_heads": 1, "head_dim": 14, "rot
 LIKE_DEEPSEEK |= {"num_experts": 8, "expert_size": 6, "experts_per_token": 3, "routing": "sigmoids"}
 LIKE_DEEPSEEK |= {"selection_bias": True, "expert_groups": 4, "groups_per_token": 2, "expert_scale": 1.5}
 LIKE_DEEPSEEK |= {"dense_layers": (0,), "dense_size": 24}
+# And like GLM 5.2, with an index of the tokens that are seen, in two of three layers.
+INDEX_SIZES = IndexSizes(12, 6, chosen=7, interleaved=True, shared_layers=(1,))
+LIKE_GLM_5 = LIKE_DEEPSEEK | {"latent": dataclasses.replace(LATENT_SIZES, index=INDEX_SIZES), "head_dim": 20}
+LIKE_GLM_5 |= {"num_layers": 3}
 # And like Gemma 4, with every part that its layers may have.
 LIKE_GEMMA_4 = {
     "num_layers": 4,

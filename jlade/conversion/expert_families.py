@@ -103,10 +103,16 @@ _DEEPSEEK_V3 = Family(
     tensors=_SHARED_EXPERTS,
     fused=LATENT_FUSED,
     row_groups=LATENT_GROUPS,
-    unread=tuple(
-        f"indexer.{name}"
-        for name in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
-    ),
+)
+# With an index of the tokens that are seen; see `hf_attention.read_latent`.
+_DEEPSEEK_V32 = dataclasses.replace(
+    _DEEPSEEK_V3,
+    architecture="DeepseekV32ForCausalLM",
+    defaults=dict(_DEEPSEEK_V3.defaults)
+    | {"max_position_embeddings": 163840, "mlp_layer_types": None}
+    | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
+    only=dict(_DEEPSEEK_V3.only) | {"rope_interleave": (True,), "mlp_bias": (False,)},
+    elsewhere={"index_topk": None},
 )
 
 _GRANITE_MOE = Family(
@@ -566,6 +572,32 @@ MIXTURES: dict[str, Family] = {
         without_effect=LATENT_WITHOUT_EFFECT,
     ),
     "deepseek_v3": dataclasses.replace(_DEEPSEEK_V3, other_names=("kimi_k2",)),
+    "deepseek_v32": _DEEPSEEK_V32,
+    "glm_moe_dsa": dataclasses.replace(
+        _DEEPSEEK_V32,
+        architecture="GlmMoeDsaForCausalLM",
+        defaults=dict(_DEEPSEEK_V32.defaults)
+        | {
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 202752,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_n_heads": 32,
+            "indexer_types": None,
+            "index_topk_pattern": None,
+            "index_topk_freq": 1,
+            "index_skip_topk_offset": 2,
+        },
+        only=dict(_DEEPSEEK_V32.only) | {"indexer_rope_interleave": (None, True)},
+        unread=tuple(  # of layers that have no index of their own
+            f"indexer.{name}"
+            for name in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
+        ),
+        elsewhere={"indexer_types": None, "index_topk_pattern": None, "indexer_rope_interleave": False},
+    ),
     "glm4_moe_lite": dataclasses.replace(
         _DEEPSEEK_V3,
         architecture="Glm4MoeLiteForCausalLM",
@@ -699,34 +731,5 @@ MIXTURES: dict[str, Family] = {
         expert_layout="columns",
         elsewhere={"attention_chunk_size": None, "attn_temperature_tuning": False, "use_qk_norm": False},
         of_parts={"llama4": "Llama4ForConditionalGeneration"},
-    ),
-}
-
-# Models that are DeepSeek V3 up to `index_topk` tokens, of which an index chooses those that are seen in longer texts.
-_DEEPSEEK_V32 = dataclasses.replace(
-    _DEEPSEEK_V3,
-    architecture="DeepseekV32ForCausalLM",
-    defaults=dict(_DEEPSEEK_V3.defaults)
-    | {"max_position_embeddings": 163840, "mlp_layer_types": None, "index_topk": 2048},
-    only=dict(_DEEPSEEK_V3.only) | {"rope_interleave": (True,), "mlp_bias": (False,)},
-    elsewhere={"index_topk": None},
-    without_effect=("index_head_dim", "index_n_heads"),
-)
-INDEXED: dict[str, Family] = {
-    "deepseek_v32": _DEEPSEEK_V32,
-    "glm_moe_dsa": dataclasses.replace(
-        _DEEPSEEK_V32,
-        architecture="GlmMoeDsaForCausalLM",
-        defaults=dict(_DEEPSEEK_V32.defaults)
-        | {
-            "q_lora_rank": 2048,
-            "qk_nope_head_dim": 192,
-            "v_head_dim": 256,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 202752,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-        without_effect=("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
     ),
 }

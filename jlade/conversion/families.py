@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from jlade.conversion.dense_families import DENSE
-from jlade.conversion.expert_families import INDEXED, MIXTURES
+from jlade.conversion.expert_families import MIXTURES
 from jlade.conversion.family import Family
 from jlade.conversion.recurrent_families import RECURRENT
 
 FAMILIES = DENSE | MIXTURES | RECURRENT
-READ = FAMILIES | INDEXED  # those of files: the models of the last ones are DeepSeek V3, with a limit
 # The `model_type` of models with a text part -> their class, and the `model_type` of the part unless it names its own.
 WITH_TEXT = {
     model_type: (architecture, name)

@@ -16,7 +16,7 @@ from jlade.conversion.hf_rotary import (
     write_scaling,
 )
 from jlade.conversion.json_files import Values, shown
-from jlade.models.architecture import Heads, Latent, LlamaConfig, Multipliers
+from jlade.models.architecture import Heads, IndexSizes, Latent, LlamaConfig, Multipliers
 from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary, YarnScaling
 
 Windows = tuple[int | None, ...]
@@ -35,6 +35,9 @@ LATENT = {
     "unrotated": "qk_nope_head_dim",
     "value_size": "v_head_dim",
 }
+INDEX = {"heads": "index_n_heads", "size": "index_head_dim", "chosen": "index_topk"}
+INDEX_KINDS = OWN, OF_LAYER_BEFORE = "full", "shared"
+KINDS, PATTERN, PERIOD, OFFSET = "indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"
 # Keys, and fields of `Multipliers`
 MULTIPLIERS = {
     "attention_in_multiplier": "attention_input",
@@ -276,8 +279,10 @@ def read_latent(values: Values, family: Family) -> LatentAttention | None:
     """Returns latent attention, None for families without."""
     if LATENT["rank"] not in family.reads:
         return None
-    query_rank = None if values.get(QUERY_RANK) is None else values.size(QUERY_RANK)
-    sizes = Latent(query_rank, **{field: values.size(key) for field, key in LATENT.items()})
+    has_index = INDEX["chosen"] in family.reads
+    query_rank = values.size(QUERY_RANK) if has_index or values.get(QUERY_RANK) is not None else None
+    read: dict[str, Any] = {field: values.size(key) for field, key in LATENT.items()}
+    sizes = Latent(query_rank, **read, index=_read_index(values, family) if has_index else None)
     if sizes.rotated % 2:
         raise ValueError(f"{values.file}: {LATENT['rotated']} must be even, got {sizes.rotated}")
     size, num_heads = _head_size(sizes, family), values.size("num_attention_heads")
@@ -295,6 +300,28 @@ def read_latent(values: Values, family: Family) -> LatentAttention | None:
     return LatentAttention(sizes, None if sharpness == 1 else sizes.query_size**-0.5 * sharpness, rotary)
 
 
+def _read_index(values: Values, family: Family) -> IndexSizes:
+    """Returns the index of the tokens that are seen, whose rotated elements are as many as those of attention."""
+    heads, size, chosen = (values.size(key) for key in INDEX.values())
+    rotated = values.size(LATENT["rotated"])
+    if size < rotated:
+        raise ValueError(f"{values.file}: {INDEX['size']} must be at least {LATENT['rotated']}, {rotated}, got {size}")
+    if KINDS not in family.reads:
+        return IndexSizes(heads, size, chosen)
+    num_layers, kinds, pattern = values.size("num_hidden_layers"), values.get(KINDS), values.get(PATTERN)
+    if kinds is None and isinstance(pattern, str):
+        kinds = [{"F": OWN, "S": OF_LAYER_BEFORE}.get(letter, letter) for letter in pattern]
+    elif kinds is None and pattern is None:
+        period, offset = values.size(PERIOD), values.count(OFFSET)
+        kinds = [OWN if max(i - offset + 1, 0) % period == 0 else OF_LAYER_BEFORE for i in range(num_layers)]
+    kinds = pattern if kinds is None else kinds
+    values.check_layers(KINDS, kinds, INDEX_KINDS, num_layers)
+    if kinds[0] != OWN:
+        raise ValueError(f"{values.file}: {KINDS} must begin with {OWN}, got {kinds!r}")
+    shared = tuple(i for i, kind in enumerate(kinds) if kind == OF_LAYER_BEFORE)
+    return IndexSizes(heads, size, chosen, interleaved=True, shared_layers=shared)
+
+
 def _write_latent(config: LlamaConfig, family: Family, scaling: Any) -> dict[str, Any]:
     """Returns the keys that `read_latent` reads, given the rotary `scaling` that is written for other models."""
     sizes = config.latent
@@ -305,6 +332,10 @@ def _write_latent(config: LlamaConfig, family: Family, scaling: Any) -> dict[str
     written |= {QUERY_RANK: sizes.query_rank, "num_key_value_heads": config.num_heads, "head_dim": size}
     if FRACTION in family.reads:
         written[FRACTION] = sizes.rotated / size
+    if sizes.index is not None:
+        written |= {key: getattr(sizes.index, field) for field, key in INDEX.items()}
+    if KINDS in family.reads:
+        written[KINDS] = [OWN if config.has_index(i) else OF_LAYER_BEFORE for i in range(config.num_layers)]
     if config.attention_scale is not None and isinstance(config.rope_scaling, YarnScaling):
         sharpness = config.attention_scale * sizes.query_size**0.5
         written["rope_scaling"] = scaling | {"mscale_all_dim": mscale_all_dim(sharpness, config.rope_scaling)}

@@ -8,8 +8,7 @@ from typing import Any
 
 from jlade.conversion import families, generation_settings, hf_attention, hf_quantization
 from jlade.conversion.adapter_config import refuse_as_model
-from jlade.conversion.expert_families import INDEXED
-from jlade.conversion.families import OTHER_NAMES, READ, WITH_TEXT
+from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, ROOT_OF_WIDTH, SIZES, Family
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
 from jlade.conversion.hf_recurrent import count_layers, read_recurrent, write_recurrent
@@ -31,7 +30,7 @@ CLASS_SIZES = {
     "mistral": dict(zip(SIZES, (32000, 4096, 14336, 32, 32), strict=True)) | {"num_key_value_heads": 8},
     "qwen2": dict(zip(SIZES, (151936, 4096, 22016, 32, 32), strict=True)),
 }
-WHOLE = ("attention_chunk_size", "index_topk")  # lengths up to which all tokens see all before them
+CHUNK = "attention_chunk_size"  # beyond which tokens of Llama 4 no longer see those of the chunk before
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 # Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
 # a family reads are in its entry.
@@ -52,7 +51,7 @@ ONLY_VALUES: dict[str, Any] = {
     "transformers_weights": None,  # other files
     "use_bidirectional_attention": False,  # Gemma
     "use_mrope": False,
-} | {key: value for family in READ.values() for key, value in family.elsewhere.items()}
+} | {key: value for family in FAMILIES.values() for key, value in family.elsewhere.items()}
 WITHOUT_EFFECT = {  # on the output of the model
     "architectures", "attention_dropout", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
     "cls_token_id", "dtype", "embd_pdrop", "embedding_dropout", "eod_token_id", "for_llm_compressor", "hidden_dropout",
@@ -61,7 +60,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "pretraining_tp", "problem_type", "resid_pdrop", "residual_dropout", "return_dict", "router_aux_loss_coef",
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
     "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
-} | {key for family in READ.values() for key in family.without_effect}  # fmt: skip
+} | {key for family in FAMILIES.values() for key in family.without_effect}  # fmt: skip
 
 
 def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
@@ -93,11 +92,11 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
         raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
     name = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
-    if not isinstance(name, str) or name not in READ:
-        raise ValueError(f"{file}: {families.unknown(name, [*READ, *sorted([*OTHER_NAMES, *WITH_TEXT])])}")
-    raw = _with_own_keys(file, raw, READ[name])
-    check_keys(file, raw, READ[name], strict)
-    return parse(file, {key: value for key, value in raw.items() if key not in READ[name].ignored}, name)
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *sorted([*OTHER_NAMES, *WITH_TEXT])])}")
+    raw = _with_own_keys(file, raw, FAMILIES[name])
+    check_keys(file, raw, FAMILIES[name], strict)
+    return parse(file, {key: value for key, value in raw.items() if key not in FAMILIES[name].ignored}, name)
 
 
 def check_with_ends(file: pathlib.Path, raw: Mapping[str, Any]) -> LlamaConfig:
@@ -171,7 +170,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
 
     Keys that the family of this name does not read are ignored.
     """
-    family = READ[name]
+    family = FAMILIES[name]
     keys = {*SIZES, *family.reads}
     read_values = {key: value for key, value in raw.items() if key in keys}
     if not raw.get("rope_scaling"):  # null is the scaling of the family, unless there are rope_parameters
@@ -236,8 +235,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        # Beyond a chunk, tokens of Llama 4 no longer see those of the chunk before; DeepSeek V3.2's see the best alone.
-        max_positions=min(rotary.max_positions, *(values.size(key, rotary.max_positions) for key in WHOLE)),
+        max_positions=min(rotary.max_positions, values.size(CHUNK, rotary.max_positions)),
         rope_theta=rotary.kind.theta,
         rope_scaling=rotary.kind.scaling,
         rotary_dim=rotary.dim if rotary.dim < full_dim else None,
@@ -246,7 +244,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         query_scalings=query_scalings,
         global_heads=global_heads,
         shared_kv_layers=hf_attention.read_shared_layers(values, kinds),
-        model_type=None if name in UNNAMED else "deepseek_v3" if name in INDEXED else name,
+        model_type=None if name in UNNAMED else name,
         **fields,
     )
 
@@ -290,7 +288,7 @@ def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
 
 def _is_wrapper(raw: Mapping[str, Any]) -> bool:
     """Whether a model of an unknown type has a text part of a known one."""
-    name, text, known = raw.get("model_type"), raw.get("text_config"), [*READ, *OTHER_NAMES]
+    name, text, known = raw.get("model_type"), raw.get("text_config"), [*FAMILIES, *OTHER_NAMES]
     if not isinstance(name, str) or not isinstance(text, dict) or name in (*known, *WITH_TEXT, *ASSISTANTS):
         return False
     return text.get("model_type") in known
@@ -313,7 +311,7 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
     if left_out := ", ".join(key for key in parts if raw[key]):
         warning = f"{file}: only the text part of the model is read; left out are {left_out}"
         refuse_or_warn(strict, file, f"models of more than text: {left_out}", warning)
-    family, model_type = READ[OTHER_NAMES.get(name, name)], text.get("model_type", name)
+    family, model_type = FAMILIES[OTHER_NAMES.get(name, name)], text.get("model_type", name)
     defaults, only = (family.part_defaults, family.part_only) if is_listed else (CLASS_SIZES.get(name, {}), {})
     text = _with_own_keys(file, text, family)
     for key, value in only.items():

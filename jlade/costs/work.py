@@ -91,8 +91,9 @@ class Shard(NamedTuple):
         if self.kv_dtype is None:
             of_heads = [self.item * math.prod(heads) for heads in self.heads_by_layer]
         else:  # with a float32 scale for each part of a vector
-            parts = 1 if c.latent is None else 2
-            of_heads = [heads.number * (heads.size + 4 * parts) for heads in self.heads_by_layer]
+            of_heads = [
+                heads.number * (heads.size + 4 * c.scales_of(layer)) for layer, heads in enumerate(self.heads_by_layer)
+            ]
         return tuple(c.arrays_per_layer * each for each in of_heads)
 
     @property
@@ -199,9 +200,9 @@ def work(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: 
     """
     c, sequences = shard.config, batch_size // layout.data
     tokens, outputs = share_size(setting, layout.lookahead)
-    by_layer, entries = c.heads_by_layer, c.entries_by_layer(capacity)
-    of_layers = (by_layer[i].size * (entries[i] + tokens) for i in c.attention_layers)
-    scores = 2 * shard.heads * tokens * sum(of_layers)
+    sizes = [heads.size if c.latent is None else c.latent.key_size for heads in c.heads_by_layer]
+    entries = c.entries_by_layer(capacity)
+    scores = 2 * shard.heads * tokens * sum(sizes[i] * (entries[i] + tokens) for i in c.attention_layers)
     logits = sequences * outputs * shard.vocab_size
     logits_bytes = LOGITS_PASSES * 4 * logits
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
@@ -209,7 +210,7 @@ def work(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: 
     return Work(
         products=Operation(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
         attention=Operation(
-            sequences * (2 * scores + _recurrent_flops(shard, tokens)),
+            sequences * (2 * scores + _index_flops(c, tokens, capacity) + _recurrent_flops(shard, tokens)),
             # States are read twice and written.
             sequences * (_entry_bytes(shard, capacity, c.attention_layers) + 3 * _state_bytes(shard)),
         ),
@@ -229,6 +230,8 @@ def memory(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     if c.recurrence is not None and c.recurrence.has_memory:  # products of each two tokens of a chunk
         chunk += round(4 * 4 * CHUNK**2 * c.recurrence.value_heads * shard.recurrent_share)
+    if _index_flops(c, CHUNK, capacity):  # scores, those that are visible, and what is chosen
+        chunk += 4 * 4 * CHUNK * capacity
     return MemoryEstimate(
         weights=shard.num_bytes,
         cache=sequences * cache_bytes(shard, capacity),
@@ -263,6 +266,15 @@ def _state_bytes(shard: Shard) -> int:
     memory = 4 * sizes.values * sizes.key_size if sizes.has_memory else 0
     inputs = (sizes.taps - 1) * sizes.channels
     return round(share * len(shard.config.recurrent_layers) * (memory + inputs * shard.item))
+
+
+def _index_flops(config: LlamaConfig, tokens: int, capacity: int) -> int:
+    """Returns the arithmetic of a sequence's choices of the tokens that are seen. It is whole on each device."""
+    index = None if config.latent is None else config.latent.index
+    if index is None or capacity <= index.chosen:
+        return 0
+    layers = sum(map(config.has_index, range(config.num_layers)))
+    return 2 * layers * tokens * index.heads * index.size * (capacity + tokens)
 
 
 def _recurrent_flops(shard: Shard, tokens: int) -> int:

@@ -106,6 +106,25 @@ class Multipliers:
 
 
 @dataclasses.dataclass(frozen=True)
+class IndexSizes:
+    """Sizes of the index of sparse attention: see `jlade.models.layers.index`.
+
+    Attributes:
+      heads: of its queries.
+      size: elements of a head's query, and of the key.
+      chosen: tokens that a token sees.
+      interleaved: whether neighbours are the pairs that are rotated, not halves.
+      shared_layers: layers that have no index, and see what the layer before them sees (GLM 5.2).
+    """
+
+    heads: int
+    size: int
+    chosen: int
+    interleaved: bool = False
+    shared_layers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Latent:
     """Sizes of multi-head latent attention: see `jlade.models.layers.latent_attention`.
 
@@ -115,6 +134,7 @@ class Latent:
       rotated: elements of queries that are rotated, and of the rotated key, which all heads share.
       unrotated: elements of queries and keys that are not.
       value_size: elements of a value.
+      index: of the tokens that are seen, None where all are.
     """
 
     query_rank: int | None
@@ -122,6 +142,7 @@ class Latent:
     rotated: int
     unrotated: int
     value_size: int
+    index: IndexSizes | None = None
 
     @property
     def query_size(self) -> int:
@@ -129,9 +150,18 @@ class Latent:
         return self.unrotated + self.rotated
 
     @property
-    def cached_size(self) -> int:
-        """Elements that the cache has of a token."""
+    def key_size(self) -> int:
+        """Elements of the key that all heads share, its latent included."""
         return self.rank + self.rotated
+
+    @property
+    def cached_size(self) -> int:
+        """Elements that the cache has of a token: the key, then that of the index."""
+        return self.key_size + (0 if self.index is None else self.index.size)
+
+    def splits(self, has_index: bool) -> tuple[int, ...]:
+        """Returns where these elements divide into parts, which have nothing in common; `has_index` is of a layer."""
+        return (self.rank, self.key_size) if has_index else (self.rank,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,8 +323,15 @@ class LlamaConfig:
         last = {window is None: i for i, window in enumerate(windows[:num_own])}
         return (*range(num_own), *(last[window is None] for window in windows[num_own:]))
 
+    def has_index(self, layer: int) -> bool:
+        """Whether a layer has an index of the tokens that are seen."""
+        index = None if self.latent is None else self.latent.index
+        return index is not None and layer not in index.shared_layers
+
     def heads_of(self, layer: int) -> Heads:
-        """Returns the heads for keys and values of a layer."""
+        """Returns the heads for keys and values of a layer, with the elements that the cache has of each."""
+        if self.latent is not None:
+            return Heads(1, self.latent.cached_size if self.has_index(layer) else self.latent.key_size)
         if self.global_heads is None or self.windows_by_layer[layer] is not None:
             return Heads(self.num_kv_heads, self.head_dim)
         return self.global_heads
@@ -320,6 +357,10 @@ class LlamaConfig:
     def arrays_per_layer(self) -> int:
         """Arrays that a layer has in the cache: keys and values, or keys that are the values too."""
         return 2 if self.latent is None else 1
+
+    def scales_of(self, layer: int) -> int:
+        """Returns the number of scales that a vector in 8 bits has in the cache of a layer: one for each part."""
+        return 1 if self.latent is None else 1 + len(self.latent.splits(self.has_index(layer)))
 
     @property
     def query_scalings_by_layer(self) -> tuple[rotary.QueryScaling | None, ...]:
@@ -374,6 +415,7 @@ class LlamaConfig:
     def attention_variations(self) -> dict[Heads, tuple[Variation, ...]]:
         """The different variations of attention of the layers with the same heads."""
         has_cap, by_heads = self.attention_cap is not None, dict[Heads, dict[Variation, None]]()
+        has_choice = self.latent is not None and self.latent.index is not None
         for heads, window in zip(self.heads_by_layer, self.windows_by_layer, strict=True):
-            by_heads.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks)] = None
+            by_heads.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks, has_choice)] = None
         return {heads: tuple(variations) for heads, variations in by_heads.items()}

@@ -152,10 +152,14 @@ def _hopper_reason(device: jax.Device) -> str | None:
     return None
 
 
+def _choice_reason(shape: HeadShape) -> str | None:
+    return "sees all tokens, and an index chooses those of this model" if shape.variation.choice else None
+
+
 def _hopper_attention(shape: HeadShape, device: jax.Device) -> str | None:
     # On an H200, with 2048 entries and heads of 128, it takes 0.70 to 0.84 of the time of "plain" for one token and
     # 0.44 to 0.47 for 120 (benchmarks/results/attention_nvidia_h200.json).
-    if reason := _hopper_reason(device):
+    if reason := _hopper_reason(device) or _choice_reason(shape):
         return reason
     if shape.dtype not in ("bfloat16", "float16") or shape.head_dim not in range(16, 129, 16):
         return (
@@ -170,7 +174,7 @@ def _tpu_attention(shape: HeadShape, device: jax.Device) -> str | None:
         return f"needs a TPU, and the device is {device.device_kind}"
     if shape.head_dim > MAX_TPU_HEAD:
         return f"needs heads of up to {MAX_TPU_HEAD}, and these are of {shape.head_dim}"
-    return None
+    return _choice_reason(shape)
 
 
 def _hopper_experts(shape: ExpertShape, device: jax.Device) -> str | None:

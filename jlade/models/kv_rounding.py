@@ -26,9 +26,9 @@ def check(kv_dtype: Any) -> None:
         )
 
 
-def round_all(arrays: Sequence[jax.Array], kv_dtype: str, split: int | None) -> tuple[jax.Array, ...]:
+def round_all(arrays: Sequence[jax.Array], kv_dtype: str, splits: Sequence[int] = ()) -> tuple[jax.Array, ...]:
     """Returns keys and values, or either, rounded, followed by the scales of each; arguments are those of `rounded`."""
-    pairs = [rounded(array, kv_dtype, split) for array in arrays]
+    pairs = [rounded(array, kv_dtype, splits) for array in arrays]
     return (*(numbers for numbers, _ in pairs), *(scales for _, scales in pairs))
 
 
@@ -39,7 +39,7 @@ def numbers(stored: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return stored.astype(dtype)
 
 
-def rounded(x: jax.Array, kv_dtype: str, split: int | None = None) -> tuple[jax.Array, jax.Array]:
+def rounded(x: jax.Array, kv_dtype: str, splits: Sequence[int] = ()) -> tuple[jax.Array, jax.Array]:
     """Returns the 8-bit numbers [B, T, KH, D], as `STORED`, and float32 scales [B, T, KH] of vectors [B, T, KH, D].
 
     No element changes by more than half the scale in int8, and by more than 2^-4 of itself or 2^-10 of the scale in
@@ -49,10 +49,11 @@ def rounded(x: jax.Array, kv_dtype: str, split: int | None = None) -> tuple[jax.
     Args:
       x: keys or values, floating.
       kv_dtype: one of `DTYPES`.
-      split: elements of the first part of vectors with two parts, each with a scale of its own: a latent, and the
-        rotated elements, whose magnitudes have nothing in common. KH is then 1, and the scales are [B, T, 2].
+      splits: first elements of the parts after the first, of vectors whose parts each have a scale of their own: a
+        latent, the rotated elements and the key of an index, whose magnitudes have nothing in common. KH is then 1, and
+        the scales are [B, T, parts].
     """
-    parts = [x] if split is None else jnp.split(x, [split], axis=-1)
+    parts = jnp.split(x, splits, axis=-1) if splits else [x]
     pairs = [_rounded(part, kv_dtype) for part in parts]
     stored, scales = (jnp.concatenate(each, axis=-1) for each in zip(*pairs, strict=True))
     return stored, scales

@@ -16,6 +16,7 @@ from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
 from jlade.models import base, implementations, kernels, kv_rounding, layers, products, quantization
 from jlade.models.architecture import LlamaConfig as LlamaConfig
+from jlade.models.attention import Choice
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.layers import Layer, PerLayer, recurrent
 from jlade.models.layers.arrays import Array
@@ -177,8 +178,9 @@ class Llama:
             return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 
         def scales() -> tuple[jax.Array, ...]:
-            parts = 1 if c.latent is None else 2
-            return tuple(jnp.zeros((batch, parts * heads, number)) for batch, heads, number, _ in shapes)
+            parts = map(c.scales_of, c.kv_layers)
+            sizes = zip(shapes, parts, strict=True)
+            return tuple(jnp.zeros((batch, each * heads, number)) for (batch, heads, number, _), each in sizes)
 
         def state(layer: Layer) -> recurrent.RecurrentState:
             assert layer.recurrent is not None
@@ -234,14 +236,16 @@ class Llama:
         attend, cached = c.attention_layers, dict(zip(c.kv_layers, cache.layers_of(self._cached_windows), strict=True))
         states = {i: (state, tree) for i, state in zip(c.recurrent_layers, cache.states, strict=True)}
         kept_of_layers, kept_of_states, padded = [], [], dict[int, tuple[jax.Array, ...]]()
+        choice: Choice | None = None
         for i, (layer, source, window, rotation, scales, own_input) in enumerate(
             zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
             context = None
             if i in attend:
                 in_cache = cached[source], cache.length, cache.table if window is None else None
-                context = Context(rotation, scales, *in_cache, block_mask, positions, padded.get(source))
-            hidden, kept, of_state = layers.run(
+                choice = choice if layer.index is None else None
+                context = Context(rotation, scales, *in_cache, block_mask, positions, padded.get(source), choice)
+            hidden, kept, of_state, choice = layers.run(
                 layer, hidden, context, states.get(i), own_input, decoder=self, window=window
             )
             if i in attend and source == i:

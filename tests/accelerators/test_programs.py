@@ -21,7 +21,7 @@ from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
 from jlade.inspection.model_programs import ModelPrograms
-from jlade.models.architecture import Latent
+from jlade.models.architecture import IndexSizes, Latent
 from jlade.models.llama import Llama
 from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
@@ -38,6 +38,12 @@ LATENT = dataclasses.replace(
     rotary_dim=64,
     interleaved_rotary=True,
 )  # attention as in DeepSeek V3
+INDEXED = dataclasses.replace(
+    LATENT,
+    num_layers=2,
+    head_dim=704,
+    latent=dataclasses.replace(LATENT.latent, index=IndexSizes(64, 128, chosen=512)),
+)  # and in DeepSeek V3.2
 RINGS = dataclasses.replace(QWEN, vocab_size=32000, sliding_windows=(1408, None))
 SHAPES = {"llama": LLAMA, "qwen": QWEN}
 KERNEL = "auto"
@@ -128,13 +134,18 @@ def test_no_program_copies_weights_to_other_tiles(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
-def test_steps_copy_no_latents(name):
+@pytest.mark.parametrize(
+    ("config", "setting"),
+    [(LATENT, BOTH), pytest.param(INDEXED, LookaheadConfig.tree(12), marks=pytest.mark.thorough)],
+    ids=["all", "chosen"],
+)
+def test_steps_copy_no_latents(name, config, setting):
     """The keys are the values: XLA for TPUs would otherwise copy them to the layout of one of the two products."""
-    attention, found = steps(name, LATENT, BOTH)
+    attention, found = steps(name, config, setting)
     assert attention == "plain"
     for step in found:
         assert step.host_loops == 0
-        assert not [copy for copy in step.copies if ",576]" in copy]
+        assert not [copy for copy in step.copies if f",{config.head_dim}]" in copy]
         assert step.vector_products == ()
 
 

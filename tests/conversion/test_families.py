@@ -14,11 +14,11 @@ import jlade
 from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf
-from jlade.conversion.families import FAMILIES, READ
+from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.conversion.hf_tensors import text_part
-from jlade.models.architecture import CHANNEL_DELTA, STATE_SPACE, Heads, Latent, Recurrence
+from jlade.models.architecture import CHANNEL_DELTA, STATE_SPACE, Heads, IndexSizes, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.conversion.hf_files import assert_same_arrays, change_tensors
@@ -28,7 +28,7 @@ from tests.tiny import slow_but
 
 
 def write(directory, model_type, **changes):
-    family = READ.get(model_type, READ["llama"])
+    family = FAMILIES.get(model_type, FAMILIES["llama"])
     content = {key: value for key, value in SIZES.items() if key not in family.ignored} | {"model_type": model_type}
     if "kv_lora_rank" in family.reads:
         content |= {"num_key_value_heads": 4, "num_experts_per_tok": 2}
@@ -208,6 +208,19 @@ REFUSED = {  # by model_type: keys of config.json, and the message
         ({"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
         ({"index_topk": 2048}, "index_topk is 2048; supported is None"),
     ],
+    "deepseek_v32": [
+        ({"q_lora_rank": None}, "q_lora_rank must be a positive integer, got None"),
+        ({"index_topk": 0}, "index_topk must be a positive integer, got 0"),
+        ({"index_head_dim": 32}, "index_head_dim must be at least qk_rope_head_dim, 64, got 32"),
+        ({"indexer_types": ["full", "shared"]}, r"indexer_types is \['full', 'shared'\]; supported is None"),
+        ({"indexer_rope_interleave": True}, "indexer_rope_interleave is True; supported is False"),
+    ],
+    "glm_moe_dsa": [
+        ({"indexer_types": ["full", "none"]}, "indexer_types must name full or shared for each of 2 layers"),
+        ({"index_topk_pattern": "SF"}, r"indexer_types must begin with full, got \['shared', 'full'\]"),
+        ({"index_topk_freq": -1}, "index_topk_freq must be a positive integer, got -1"),
+        ({"indexer_rope_interleave": False}, "indexer_rope_interleave is False; supported is None or True"),
+    ],
     "afmoe": [
         ({"sliding_window": None}, "sliding_window must be a positive integer, got None"),
         ({"score_func": "softmax"}, "score_func is 'softmax'; supported is 'sigmoid'"),
@@ -357,13 +370,25 @@ def test_the_published_keys_of_deepseek_v3_and_kimi_k2_are_read(tmp_path):
     assert config == read_config(write(tmp_path, "deepseek_v3", **deepseek | kimi), strict=True)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa"])
-def test_sparse_attention_is_read_up_to_the_tokens_that_it_sees(name, tmp_path):
-    """As in deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5: DeepSeek V3, whose copies transformers reads as such."""
-    config = read_config(write(tmp_path, name, num_hidden_layers=4, index_head_dim=128, index_n_heads=32), strict=True)
-    assert (config.family, config.max_positions, config.dense_layers) == ("deepseek_v3", 2048, (0, 1, 2))
-    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
-    assert read_config(tmp_path, strict=True) == config
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ({}, ()),
+        ({"indexer_types": ["full", "shared", "shared", "full", "full"], "index_topk_freq": 2}, (1, 2)),
+        ({"index_topk_pattern": "FSFSF"}, (1, 3)),
+        ({"index_topk_pattern": ["full", "full", "shared", "full", "full"]}, (2,)),
+        ({"index_topk_freq": 3}, (2, 3)),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, (1, 2, 4)),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 4}, (4,)),
+    ],
+)
+def test_the_layers_of_glm_5_that_share_a_choice_are_those_of_transformers(changes, shared, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = read_config(write(tmp_path, "glm_moe_dsa", num_hidden_layers=5, **changes), strict=True)
+    assert config.latent.index == IndexSizes(32, 128, 2048, interleaved=True, shared_layers=shared)
+    assert (config.max_positions, config.dense_layers) == (202752, (0, 1, 2))
+    theirs = transformers.GlmMoeDsaConfig(num_hidden_layers=5, **changes)
+    assert [i for i, kind in enumerate(theirs.indexer_types) if kind == "shared"] == list(shared)
 
 
 def test_settings_of_no_family_are_not_written():

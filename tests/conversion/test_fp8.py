@@ -1,5 +1,6 @@
 """Checkpoints in FP8 with scales of blocks or matrices, against transformers' dequantization."""
 
+import dataclasses
 import json
 
 import jax
@@ -11,7 +12,7 @@ import safetensors
 import jlade
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf, weight_files
-from jlade.models.architecture import Latent
+from jlade.models.architecture import IndexSizes, Latent
 from jlade.models.llama import LlamaConfig, init_params
 from tests.conversion.hf_files import assert_same_arrays, change_config
 from tests.conversion.packed_files import in_blocks
@@ -31,6 +32,8 @@ CASES = {
     | {"latent": Latent(32, rank=32, rotated=16, unrotated=12, value_size=12), "num_kv_heads": 1, "head_dim": 48}
     | {"rotary_dim": 16, "interleaved_rotary": True},  # no block ends where the rows of a head do
 }
+SPARSE = dataclasses.replace(CASES["deepseek_v3"]["latent"], index=IndexSizes(4, 24, chosen=9))
+CASES["deepseek_v32"] = CASES["deepseek_v3"] | {"model_type": "deepseek_v32", "latent": SPARSE, "head_dim": 72}
 
 
 def as_torch(matrix):
@@ -59,7 +62,7 @@ def write(directory, case, rows=8, columns=16, kind="blocks"):
     file = directory / "model.safetensors"
     tensors, values = read_tensors(file), {}
     for name, tensor in list(tensors.items()):
-        if "proj" in name:
+        if ("proj" in name or "indexer.w" in name) and "weights_proj" not in name:
             height, width = tensor.shape if kind == "static" else (rows, columns)
             matrix, scales = in_blocks(tensor.numpy(), height, width)
             if kind == "exponents":
@@ -98,7 +101,11 @@ def test_values_are_those_that_transformers_dequantizes(case, kind, tmp_path):
             joined = state[f"{prefix}mlp.experts.gate_up_proj"]
             found = np.concatenate([layer.mixture.gate, layer.mixture.up], axis=2).swapaxes(1, 2)
             np.testing.assert_array_equal(found, joined)
-        if case == "deepseek_v3":
+        if layer.index is not None:
+            indexer = f"{prefix}self_attn.indexer."
+            np.testing.assert_array_equal(layer.index.query, state[f"{indexer}wq_b.weight"])
+            np.testing.assert_array_equal(layer.index.key, state[f"{indexer}wk.weight"])
+        if case.startswith("deepseek"):
             heads = state[f"{prefix}self_attn.kv_b_proj.weight"].reshape(4, 24, 32)
             np.testing.assert_array_equal(layer.attention.key_up, heads[:, :12].reshape(-1, 32))
             np.testing.assert_array_equal(layer.attention.value_up, heads[:, 12:].reshape(-1, 32))
@@ -155,7 +162,8 @@ def test_blocks_at_the_edges_are_smaller(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "kind"), [("phi3", "static"), *((case, "blocks") for case in ("phi3", "qwen3_moe", "deepseek_v3"))]
+    ("case", "kind"),
+    [("phi3", "static"), *((case, "blocks") for case in ("phi3", "qwen3_moe", "deepseek_v3", "deepseek_v32"))],
 )
 def test_devices_read_their_parts(case, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(weight_files, "CHUNK", 100)

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 import jlade
 from jlade.cli.arguments import DEMO
 from jlade.conversion import tokenizer_classes, tokenizer_files
-from jlade.conversion.families import READ, WITH_TEXT
+from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.gguf_splits import SPLITS
 
 TEXT = "a <|im_start|> user b <x> </s>c def <s> A<x>"
@@ -124,7 +124,7 @@ OF_FILES = (  # parts, some of them those of a class
 )
 
 
-@pytest.mark.parametrize("family", dict.fromkeys([*READ, *WITH_TEXT, *tokenizer_classes.CLASSES]))
+@pytest.mark.parametrize("family", dict.fromkeys([*FAMILIES, *WITH_TEXT, *tokenizer_classes.CLASSES]))
 def test_the_class_that_transformers_takes_is_known_and_its_difference_from_the_file_said(family, tmp_path):
     """For every class that files can name, with a space added before the text or not."""
     transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")

@@ -214,6 +214,12 @@ FAULTS = (
         ("tests/models/attention/test_attend.py::test_entries_of_the_cache_beyond_its_length_are_not_read",),
     ),
     Fault(
+        "of equal scores of an index the last token is chosen",
+        "jlade.models.attention.choice.best",
+        lambda right: lambda scores, visible, number: right(scores[..., ::-1], visible[..., ::-1], number)[..., ::-1],
+        ("tests/models/test_index.py::test_the_best_tokens_are_chosen_and_the_first_of_equal_ones",),
+    ),
+    Fault(
         "a commit writes a rejected token after the accepted ones",
         "jlade.models.base.scatter",
         lambda right: (

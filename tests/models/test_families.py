@@ -23,10 +23,11 @@ QUICK = ("llama, tied", "llama, llama3", "qwen2", "llama, proportional", "gemma2
 QUICK += ("gemma4_text, embeddings of layers", "gpt_oss", "deepseek_v3", "falcon, 40B", "qwen3_next", "falcon_h1")
 QUICK += ("granitemoehybrid, experts", "lfm2", "nemotron_h, experts")
 QUANTIZED = ("gemma", "gemma4_text", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text")
-QUANTIZED += ("kimi_linear", "bailing_hybrid", "qwen2_moe", "gpt_oss", "deepseek_v3", "falcon, 40B", "nemotron_h, experts of a latent")
+QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3", "glm_moe_dsa", "falcon, 40B", "nemotron_h, experts of a latent")
+QUANTIZED += ("kimi_linear", "bailing_hybrid")
 GEMMA_4_FORMS = ("gemma4_text", "gemma4_text, experts", "gemma4_text, embeddings of layers")
 DECODED = ("mistral, short window", "gemma2", "qwen3_5_text", *GEMMA_4_FORMS, "gpt_oss", "deepseek_v3")
-DECODED += ("nemotron_h, experts", "kimi_linear", "bailing_hybrid")
+DECODED += ("nemotron_h, experts", "deepseek_v32", "glm_moe_dsa", "kimi_linear", "bailing_hybrid")
 NEW_TOKENS = 64  # more than every window
 PROMPT_LENGTHS = (17, 9)
 

@@ -66,7 +66,7 @@ def test_vectors_of_zeros_and_of_numbers_that_are_not_finite(kv_dtype):
 
 def test_the_parts_of_a_latent_have_scales_of_their_own():
     vectors = np.concatenate([VECTORS[:, :, :1, :5], 1e3 * VECTORS[:, :, 1:2, :3]], axis=-1).astype(np.float32)
-    stored, scales = kv_rounding.rounded(vectors, INT8, split=5)
+    stored, scales = kv_rounding.rounded(vectors, INT8, splits=(5,))
     assert scales.shape == (2, 5, 2)
     parts = [kv_rounding.rounded(part, INT8) for part in (vectors[..., :5], vectors[..., 5:])]
     np.testing.assert_array_equal(stored, np.concatenate([part[0] for part in parts], axis=-1))
@@ -84,7 +84,7 @@ def rounded_case(kv_dtype, dtype, block_size=5, group=2, capacity=20):
     block, cached = ([draw(size, 2), draw(size, 2)] for size in (block_size, capacity))
     length = np.array([0, 7, capacity], np.int32)
     rest = length, mask, jnp.asarray(length[:, None] + np.arange(block_size, dtype=np.int32)), None
-    block, cached = (kv_rounding.round_all(each, kv_dtype, None) for each in (block, cached))
+    block, cached = (kv_rounding.round_all(each, kv_dtype) for each in (block, cached))
     heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
     numbers = [list(map(float32, each[:2], each[2:])) for each in (block, cached)]
     exact = Operands.of(queries.astype(jnp.float32), numbers[0], list(map(heads_first, numbers[1])), *rest)

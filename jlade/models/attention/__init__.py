@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.models.attention import plain
+from jlade.models.attention.choice import Choice as Choice
 from jlade.models.attention.operands import Operands as Operands
 from jlade.models.attention.operands import Variation as Variation
 
@@ -33,8 +34,8 @@ def attend(
         and "tpu" one for TPUs. "auto" is "plain" here: `jlade.models.kernels` chooses for a device.
       scale: of the products of queries and keys, None for the inverse root of D.
       cap: bounds the scores, by `cap * tanh(score / cap)`.
-      split: of keys in 8 bits with two scales, [B, T, 2] and [B, 2, S]: the elements that the first one is of. These
-        alone are values. None for one scale.
+      split: of keys in 8 bits with two scales, [B, T, 2] and [B, 2, S], or more, which are not read: the elements that
+        the first one is of. These alone are values. None for one scale.
 
     Returns:
       [B, T, H, D] in the dtype of the queries; scores and softmax are float32.

@@ -26,6 +26,11 @@ class Operands(NamedTuple):
       cached_key_scales, cached_value_scales: [B, KH, S] float32, those of the cache.
       table: [B, N] int32, if the entries lie in pages: those of the cache then have P pages for B, and entry i is entry
         i % S of the page `table[b, i // S]`. None otherwise.
+      chosen: [B, T, S] bool, the entries that each token sees of those below `cached_length`, None for all. A token may
+        then not see itself.
+
+    Where an index chooses what is seen, keys and values have more elements than D, which attention does not read: see
+    `jlade.models.attention.choice`.
     """
 
     queries: jax.Array
@@ -42,6 +47,7 @@ class Operands(NamedTuple):
     cached_key_scales: jax.Array | None = None
     cached_value_scales: jax.Array | None = None
     table: jax.Array | None = None
+    chosen: jax.Array | None = None
 
     @classmethod
     def of(
@@ -79,3 +85,4 @@ class Variation(NamedTuple):
     window: bool = False
     cap: bool = False
     sinks: bool = False
+    choice: bool = False  # of the tokens that are seen

@@ -31,6 +31,7 @@ def attend(
     is not static is run by the host, which waits for the GPU in every iteration.
     """
     is_row = operands.queries.shape[1:3] == (1, operands.keys.shape[2])  # one token, with a KV head for each head
+    is_row = is_row and operands.chosen is None
     variations: dict[str, Any] = {"window": window, "scale": scale, "cap": cap, "split": split}
     loop = functools.partial(attend_in_chunks, unrolled=False, **variations)
     on_cpu = functools.partial(loop, chunk=CHUNK_ON_CPU)
@@ -80,21 +81,19 @@ def attend_in_chunks(
       in_tiles: whether to take chunks in the tiles of a TPU, for the same reason.
     """
     queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions, sinks, *_ = operands
-    key_scales, value_scales, *cached_scales, table = operands[-5:]
+    key_scales, value_scales, *cached_scales, _, chosen = operands[-6:]
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1], operands.capacity
     grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
-    if unrolled:
-        fewest = -(-batch_size * heads * block_size * capacity // SCORES)
-        chunk *= -(-capacity // (fewest * chunk))
-    chunk = min(chunk, capacity)
-    if table is not None:  # whole pages
-        page = cached_keys.shape[2]
-        chunk = max(chunk // page, 1) * page
+    chunk = chunk_size(operands, batch_size * heads * block_size, chunk, unrolled)
+
+    def narrow(x: jax.Array) -> jax.Array:
+        return x if x.shape[-1] == head_dim else x[..., :head_dim]
+
     # Heads first and the queries of a group in one dimension: each product is one matrix product per KV head.
     scale = head_dim**-0.5 if scale is None else scale
     queries = jnp.transpose(queries * scale, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
-    keys, values = jnp.transpose(keys, (0, 2, 1, 3)), jnp.transpose(values, (0, 2, 1, 3))
+    keys, values = (jnp.transpose(narrow(x), (0, 2, 1, 3)) for x in (keys, values))
     if key_scales is not None and value_scales is not None:
         key_scales, value_scales = jnp.swapaxes(key_scales, 1, 2), jnp.swapaxes(value_scales, 1, 2)
 
@@ -108,7 +107,7 @@ def attend_in_chunks(
         if split is None:
             return multiply(queries, keys) * scales[:, :, None]
         first = multiply(queries[..., :split], keys[..., :split]) * scales[:, :1, None]
-        return first + multiply(queries[..., split:], keys[..., split:]) * scales[:, 1:, None]
+        return first + multiply(queries[..., split:], keys[..., split:]) * scales[:, 1:2, None]
 
     def scores(queries: jax.Array, keys: jax.Array, scales: jax.Array | None, mask: jax.Array) -> jax.Array:
         """Returns [B, KH, H/KH * T, K] for keys [B, KH, K, D] and a mask [1 or B, 1 or T, K]."""
@@ -139,10 +138,11 @@ def attend_in_chunks(
             # A ring holds the last positions. Until it is full, entry i has position i.
             rounds = (cached_length[:, None] - 1 - entries) // capacity
             mask = within_window(mask, entries + rounds * capacity)
-        take_slice = functools.partial(jax.lax.dynamic_slice_in_dim, axis=2)
-        take_scales: Take = take_slice if table is None else functools.partial(_take_pages, table)
+        if chosen is not None:
+            mask = mask & jax.lax.dynamic_slice_in_dim(chosen, start, chunk, axis=2)
+        take_scales = taker(operands)
         take = kv_rounding.take_tiles if in_tiles else take_scales
-        chunk_keys, chunk_values = (take(x, start, chunk) for x in (cached_keys, cached_values))
+        chunk_keys, chunk_values = (narrow(take(x, start, chunk)) for x in (cached_keys, cached_values))
         if in_rows:
             in_order = Layout((0, 1, 2, 3))
             chunk_keys, chunk_values = (with_layout_constraint(x, in_order) for x in (chunk_keys, chunk_values))
@@ -155,6 +155,8 @@ def attend_in_chunks(
 
     seen = scores(queries, keys, key_scales, within_window(jnp.asarray(block_mask), positions))
     highest = jnp.max(seen, axis=-1, keepdims=True)  # finite, as every token sees itself
+    if chosen is not None:
+        highest = jnp.maximum(highest, jnp.finfo(jnp.float32).min)
     weights = jnp.exp(seen - highest)
     total, mixed = jnp.sum(weights, axis=-1, keepdims=True), mix(weights, values, value_scales)
     carry: tuple[jax.Array, ...] = queries, highest, total, mixed
@@ -173,6 +175,23 @@ def attend_in_chunks(
 
     mixed = (mixed / total).astype(queries.dtype).reshape(batch_size, heads, block_size, head_dim)
     return jnp.transpose(mixed, (0, 2, 1, 3))
+
+
+def chunk_size(operands: Operands, rows: int, chunk: int, unrolled: bool) -> int:
+    """Returns the entries that are read at once for some rows of scores, a multiple of `chunk` and of whole pages."""
+    capacity = operands.capacity
+    if unrolled:
+        fewest = -(-rows * capacity // SCORES)
+        chunk *= -(-capacity // (fewest * chunk))
+    chunk, page = min(chunk, capacity), operands.cached_keys.shape[2]
+    return chunk if operands.table is None else max(chunk // page, 1) * page
+
+
+def taker(operands: Operands) -> Take:
+    """Returns the function that takes entries of a layer, or of their scales, from a start on."""
+    if operands.table is None:
+        return functools.partial(jax.lax.dynamic_slice_in_dim, axis=2)
+    return functools.partial(_take_pages, operands.table)
 
 
 def _take_pages(table: jax.Array, layer: jax.Array, start: jax.Array | int, count: int) -> jax.Array:

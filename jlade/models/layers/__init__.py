@@ -1,8 +1,8 @@
 """A layer of the decoder and its parts, a file for each.
 
 A part is a pytree of its own arrays. Its `arrays` describes them for a layer of a configuration, and its methods
-compute with them. `parts_of` says which parts a layer has: mixers (`attention`, `latent_attention`, `recurrent`), what
-comes after them (`mlp`, `mixture`, `own_input`), and norms.
+compute with them. `parts_of` says which parts a layer has: mixers (`attention`, `latent_attention`, `recurrent`), an
+`index` of the tokens that attention sees, what comes after mixers (`mlp`, `mixture`, `own_input`), and norms.
 """
 
 import functools
@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from jlade.models.architecture import LlamaConfig
+from jlade.models.attention import Choice
 from jlade.models.experts import Experts
 from jlade.models.layers import attention, recurrent
 from jlade.models.layers.arrays import Array, Arrays
 from jlade.models.layers.attention import Attention, Context
+from jlade.models.layers.index import Index
 from jlade.models.layers.latent_attention import LatentAttention
 from jlade.models.layers.mixture import Mixture
 from jlade.models.layers.mlp import MLP
@@ -54,6 +56,7 @@ class Layer:
 
     mixer_norm: Norm | None = None
     attention: Attention | LatentAttention | None = None
+    index: Index | None = None
     recurrent: Recurrent | None = None
     mixer_post_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -78,6 +81,7 @@ def parts_of(config: LlamaConfig, layer: int) -> dict[str, Any]:
     parts = {
         "mixer_norm": (mixes and pre_norms, Norm),
         "attention": (layer in c.attention_layers, Attention if c.latent is None else LatentAttention),
+        "index": (c.has_index(layer), Index),
         "mixer_post_norm": (mixes and post_norms, Norm),
         "mlp_norm": (feeds and pre_norms and (c.parallel_norm or not c.parallel), Norm),
         "mlp": (c.mlp_size(layer) > 0, MLP),
@@ -125,8 +129,10 @@ def run(
     *,
     decoder: "Llama",
     window: int | None,
-) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.RecurrentBlock | None]:
+) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.RecurrentBlock | None, Choice | None]:
     """Returns the hidden states [B, T, E] after a layer, keys and values that it has read, and what its state keeps.
+
+    The last result is the tokens that attention sees where an index chooses them, None for all.
 
     Under `jax.jit`, layers of one shape are traced and lowered once.
 
@@ -141,10 +147,10 @@ def run(
     """
     c, entered = decoder.config, hidden
     normed = normalize(hidden, layer.mixer_norm, c)
-    mixed, kept, kept_of_state = None, tuple[jax.Array, ...](), None
+    mixed, kept, kept_of_state, choice = None, tuple[jax.Array, ...](), None, None
     if layer.attention is not None:
         assert context is not None
-        mixed, kept = attention.mix(layer.attention, normed, context, window, decoder)
+        mixed, kept, choice = attention.mix(layer.attention, normed, context, window, decoder, layer.index)
     if layer.recurrent is not None:
         assert state is not None
         beside, kept_of_state = layer.recurrent.mix(normed, *state, decoder)
@@ -162,7 +168,7 @@ def run(
         hidden += layer.own_input.feed(hidden, own_input, c)
     if layer.scale is not None:
         hidden *= jnp.broadcast_to(layer.scale.factor, hidden.shape)
-    return hidden, kept, kept_of_state
+    return hidden, kept, kept_of_state, choice
 
 
 def _added(x: jax.Array, norm: Norm | None, config: LlamaConfig) -> jax.Array:

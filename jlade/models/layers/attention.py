@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 from jlade.mesh import HEADS, MODEL
 from jlade.models import kv_rounding, rotary
 from jlade.models.architecture import LlamaConfig
-from jlade.models.attention import Operands, attend
+from jlade.models.attention import Choice, Operands, attend
 from jlade.models.layers.arrays import Array, Arrays, by_inputs, by_outputs
+from jlade.models.layers.index import Index
 from jlade.models.layers.latent_attention import LatentAttention
 from jlade.models.nn import linear, normalize, scale, split_heads, sum_linear
 from jlade.models.quantization import Matrix
@@ -33,6 +34,7 @@ class Context(NamedTuple):
       block_mask: [T, T] or [B, T, T] bool.
       positions: [B, T].
       kept: keys and values of the block that an earlier layer made; None for a layer with its own.
+      choice: of the tokens that are seen, that an earlier layer made; None for all, and for a layer with an index.
     """
 
     rotation: tuple[jax.Array, jax.Array] | None
@@ -43,6 +45,7 @@ class Context(NamedTuple):
     block_mask: jax.Array | np.ndarray
     positions: jax.Array
     kept: tuple[jax.Array, ...] | None
+    choice: Choice | None
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -131,20 +134,34 @@ class Attention:
 
 
 def mix(
-    attention: Attention | LatentAttention, normed: jax.Array, context: Context, window: int | None, decoder: "Llama"
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns the mixture [B, T, E] of a block, and the keys and values [B, T, KH, D] that it has read.
+    attention: Attention | LatentAttention,
+    normed: jax.Array,
+    context: Context,
+    window: int | None,
+    decoder: "Llama",
+    index: Index | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, ...], Choice | None]:
+    """Returns the mixture [B, T, E] of a block, its keys and values [B, T, KH, D], and the choice of what it sees.
 
-    With a `kv_dtype` they are in 8 bits and followed by their scales.
+    With a `kv_dtype` keys and values are in 8 bits and followed by their scales. Those of an `index` are behind the
+    latents, in the same array.
     """
     c, sinks = decoder.config, attention.sinks if isinstance(attention, Attention) else None
     split = None if c.latent is None else c.latent.rank
     queries, *projected = attention.project(normed, context, decoder)
+    if index is not None:
+        projected = [jnp.concatenate([*projected, index.keys(normed, context.rotation, c)], axis=-1)]
     if decoder.kv_dtype is not None:
-        projected = list(kv_rounding.round_all(projected, decoder.kv_dtype, split))
+        splits = () if c.latent is None else c.latent.splits(index is not None)
+        projected = list(kv_rounding.round_all(projected, decoder.kv_dtype, splits))
     kept = context.kept or tuple(projected)
     rest = context.length, context.block_mask, context.positions, sinks
-    operands = Operands.of(queries, kept, context.cached, *rest, table=context.table)
+    operands, choice = Operands.of(queries, kept, context.cached, *rest, table=context.table), context.choice
+    if index is not None:
+        assert isinstance(attention, LatentAttention)
+        choice = index.choose(operands, normed, attention.inputs_of_queries(normed), context.rotation, c)
+    if choice is not None:
+        operands = operands._replace(chosen=choice.cached, block_mask=choice.block)
     mixed = attend(operands, window, decoder.attention, c.score_scale, c.attention_cap, split)
     if isinstance(attention, LatentAttention):
         mixed = attention.values(mixed)
@@ -153,4 +170,4 @@ def mix(
         gate = jax.nn.sigmoid(linear(normed, attention.gate))
         mixed *= jnp.repeat(gate, mixed.shape[-1] // gate.shape[-1], axis=-1) if c.head_gates else gate
     joined = sum_linear(mixed, attention.output, attention.output_bias, decoder.axes)
-    return scale(joined, c.multipliers.attention_output), kept
+    return scale(joined, c.multipliers.attention_output), kept, choice

@@ -57,7 +57,7 @@ class LatentAttention:
             "gate": by_outputs(c.num_heads if c.head_gates else values, c.hidden_size) if c.output_gate else None,
             "query_down": whole(query_rank, c.hidden_size) if query_rank else None,
             "query_down_norm": Array((query_rank,)) if query_rank else None,
-            "key_down": whole(sizes.cached_size, c.hidden_size),
+            "key_down": whole(sizes.key_size, c.hidden_size),
             "key_down_norm": Array((sizes.rank,)),
             "key_up": Array((c.num_heads * sizes.unrotated, sizes.rank), P(MODEL)),
             "value_up": Array((values, sizes.rank), P(MODEL)),
@@ -65,10 +65,8 @@ class LatentAttention:
 
     def project(self, normed: jax.Array, context: "Context", decoder: "Llama") -> list[jax.Array]:
         """Returns queries [B, T, H, D] and keys [B, T, 1, D], which are the values too, of hidden states [B, T, E]."""
-        c, sizes, inputs = decoder.config, sizes_of(decoder.config), normed
-        if self.query_down is not None:
-            inputs = normalize(linear(normed, self.query_down), self.query_down_norm, "rms", NORM_EPS)
-        queries = split_heads(linear(inputs, self.query), sizes.query_size)
+        c, sizes = decoder.config, sizes_of(decoder.config)
+        queries = split_heads(linear(self.inputs_of_queries(normed), self.query), sizes.query_size)
         unrotated, rotated = jnp.split(queries, [sizes.unrotated], axis=-1)
         latent, shared = jnp.split(linear(normed, self.key_down)[:, :, None], [sizes.rank], axis=-1)
         latent = normalize(latent, self.key_down_norm, "rms", NORM_EPS)
@@ -79,6 +77,12 @@ class LatentAttention:
         if context.query_scales is not None:
             queries = (queries.astype(jnp.float32) * context.query_scales).astype(queries.dtype)
         return [queries, jnp.concatenate([latent, shared], axis=-1)]
+
+    def inputs_of_queries(self, normed: jax.Array) -> jax.Array:
+        """Returns the latent of queries [B, T, Q], or the hidden states [B, T, E] themselves."""
+        if self.query_down is None:
+            return normed
+        return normalize(linear(normed, self.query_down), self.query_down_norm, "rms", NORM_EPS)
 
     def values(self, mixed: jax.Array) -> jax.Array:
         """Returns the values [B, T, H, V] of the weighted sums of keys [B, T, H, D]."""

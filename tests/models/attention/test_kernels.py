@@ -77,9 +77,9 @@ def test_a_cache_in_pages_is_read_as_one_in_rows(kernel, in_8_bits, monkeypatch)
     size, lengths = 128, [0, 130, 384]
     operands, _ = random_case(5, 4, 2, 32, 384, lengths, jnp.bfloat16)
     if in_8_bits:
-        keys, values, *scales = kv_rounding.round_all(operands[1:3], "int8", None)
+        keys, values, *scales = kv_rounding.round_all(operands[1:3], "int8")
         cached = (jnp.swapaxes(x, 1, 2) for x in operands[3:5])
-        rounded = kv_rounding.round_all(list(cached), "int8", None)
+        rounded = kv_rounding.round_all(list(cached), "int8")
         *cached, key_scales, value_scales = (jnp.swapaxes(x, 1, 2) for x in rounded)
         operands = Operands(operands[0], keys, values, *cached, *operands[5:9], *scales, key_scales, value_scales)
     table = (1 + np.random.default_rng(0).permutation(9)).reshape(3, 3).astype(np.int32)
