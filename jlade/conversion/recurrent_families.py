@@ -276,6 +276,7 @@ RECURRENT: dict[str, Family] = {
             "rope_theta": 6e6,
             "max_position_embeddings": 262144,
             "layer_group_size": 6,
+            "max_window_layers": None,  # of windows, which are not there
             "short_conv_kernel_size": 4,
             "kda_safe_gate": True,
             "kda_lower_bound": -5.0,
@@ -311,7 +312,6 @@ RECURRENT: dict[str, Family] = {
         prefixes={"model.embed_tokens.": "model.word_embeddings."},
         without_effect=(
             *LATENT_WITHOUT_EFFECT,
-            "max_window_layers",
             "moe_shared_expert_intermediate_size",
             "mtp_loss_scaling_factor",
             "mtp_use_kda",

@@ -1,5 +1,6 @@
 """Experts in files of Hugging Face's format: MXFP4, several files, devices that hold some of them, and errors."""
 
+import dataclasses
 import json
 import operator
 
@@ -13,7 +14,16 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
-from jlade.models.architecture import CHANNEL_DELTA, CONVOLUTION, DELTA, STATE_SPACE, Heads, Latent, Recurrence
+from jlade.models.architecture import (
+    CHANNEL_DELTA,
+    CONVOLUTION,
+    DELTA,
+    STATE_SPACE,
+    Heads,
+    IndexSizes,
+    Latent,
+    Recurrence,
+)
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import Rotary
 from tests.conversion.hf_files import assert_same_arrays, change_config, change_tensors
@@ -22,6 +32,7 @@ from tests.tiny import slow_but
 MIXTURE = {"num_experts": 4, "expert_size": 64, "experts_per_token": 2}
 LATENT = {"latent": Latent(12, rank=16, rotated=4, unrotated=8, value_size=6), "num_kv_heads": 1, "head_dim": 20}
 LATENT |= {"rotary_dim": 4, "interleaved_rotary": True}
+INDEX = LATENT | {"latent": dataclasses.replace(LATENT["latent"], index=IndexSizes(4, 6, 5)), "head_dim": 26}
 
 
 def random_params(model_type, **changes):
@@ -121,6 +132,10 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "solar_open": {"routing": "sigmoids", "selection_bias": True, "norm_eps": 1e-5, "rope_theta": 1e6},
         "exaone_moe": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "norm_eps": 1e-5}
         | {"dense_layers": (0,), "dense_size": 32},
+        "deepseek_v32": INDEX | {"routing": "sigmoids", "selection_bias": True, "intermediate_size": 64},
+        "glm_moe_dsa": INDEX
+        | {"routing": "sigmoids", "selection_bias": True, "intermediate_size": 64, "norm_eps": 1e-5}
+        | {"latent": dataclasses.replace(INDEX["latent"], index=IndexSizes(4, 6, 5, interleaved=True))},
         "deepseek_v2": LATENT
         | {"routing": "probabilities", "group_leaders": 1, "normalized_experts": False}
         | {"intermediate_size": 64, "dense_layers": (0,), "dense_size": 32, "expert_groups": 2},
