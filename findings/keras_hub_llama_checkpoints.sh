@@ -9,8 +9,8 @@
 set -euo pipefail
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet keras==3.15.1 kagglehub==1.0.1 jax==0.10.2 jaxlib==0.10.2 \
-    transformers==5.24.0 torch==2.13.0 numpy==2.4.6
+"$folder/venv/bin/pip" install --quiet keras==3.15.1 kagglehub==1.0.2 jax==0.10.2 jaxlib==0.10.2 \
+    transformers==5.24.0 torch==2.13.0 numpy==2.4.6 sentencepiece==0.2.3 kagglesdk==0.1.28
 "$folder/venv/bin/pip" install --quiet --no-deps keras-hub==0.32.0  # without TensorFlow, which it asks for
 KERAS_BACKEND=jax KERAS_HOME="$folder/keras" "$folder/venv/bin/python" - "$folder" <<'PYTHON'
 import json

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Guess: a window of attention that is set on a backbone of keras-hub, or in a checkpoint that it reads, changes the
 # logits of longer texts, in Qwen2 and Qwen3 as in Mistral.
-# Seen: Mistral's window works, and those of Qwen2 and Qwen3 do nothing, with Keras on JAX and on torch alike: logits with
-# a window of 3 equal those without one. Their layers apply the window only where they compute the scores themselves. On
-# both backends they ask Keras's `dot_product_attention`, and do not pass it the window. So the logits of checkpoints with
-# windows are wrong, without a warning. Qwen2's window is also lost before: what reads its checkpoints passes
-# `use_sliding_window`, where the backbone's argument is `use_sliding_window_attention`. The backbone accepts the wrong
-# name, as it does any that it does not know, and has its window off.
+# Seen: Mistral's window works, and those of Qwen2 and Qwen3 do nothing, with Keras on JAX and on torch alike: logits
+# with a window of 3 equal those without one. Their layers apply the window only where they compute the scores
+# themselves. On both backends they ask Keras's `dot_product_attention`, and do not pass it the window. So the logits of
+# checkpoints with windows are wrong, without a warning. Qwen2's window is also lost before: what reads its checkpoints
+# passes `use_sliding_window`, where the backbone's argument is `use_sliding_window_attention`. The backbone accepts the
+# wrong name, as it does any that it does not know, and has its window off.
 set -euo pipefail
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet keras==3.15.1 kagglehub==1.0.1 jax==0.10.2 jaxlib==0.10.2 \
-    transformers==5.24.0 torch==2.13.0 numpy==2.4.6
+"$folder/venv/bin/pip" install --quiet keras==3.15.1 kagglehub==1.0.2 jax==0.10.2 jaxlib==0.10.2 \
+    transformers==5.24.0 torch==2.13.0 numpy==2.4.6 sentencepiece==0.2.3 kagglesdk==0.1.28
 "$folder/venv/bin/pip" install --quiet --no-deps keras-hub==0.32.0  # without TensorFlow, which it asks for
 cat > "$folder/windows.py" <<'PYTHON'
 import logging
