@@ -350,6 +350,18 @@ ROWS = {
         {"num_local_experts": 4, "shared_intermediate_size": 20, "sliding_window": 7, "layer_rope_theta": [0, 300.0]},
     ),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
+    "laguna": (
+        "Laguna",
+        EXPERTS
+        | {"shared_expert_intermediate_size": 20, "head_dim": 12, "sliding_window": 7, "num_hidden_layers": 3}
+        | {"num_attention_heads_per_layer": [4, 6, 2], "layer_types": [*SLIDING, "full_attention"]}
+        | {"moe_routed_scaling_factor": 1.7}
+        | rope_of_full_attention(rope_theta=500.0, partial_rotary_factor=0.5, **YARN),
+    ),
+    "laguna, gates of elements": (
+        "Laguna",
+        EXPERTS | {"shared_expert_intermediate_size": 20, "gating": "per-element", "num_key_value_heads": 1},
+    ),
     "axk1": ("AXK1", LATENT | {"n_group": 4, "topk_group": 2, "mlp_layer_types": ["dense", "sparse"]}),
     "gpt_oss": (
         "GptOss",

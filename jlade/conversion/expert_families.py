@@ -19,17 +19,21 @@ from jlade.conversion.dense_families import (
     QWEN,
 )
 from jlade.conversion.family import JOINED_EXPERTS, Family
+from jlade.conversion.hf_attention import QUERY_HEADS, read_query_heads
 from jlade.conversion.hf_mixtures import (
     AVERAGE,
     COMBINED,
+    DENSE,
     DENSE_PERIOD,
     DENSE_SIZE,
     ROUTING,
     ROUTINGS,
+    SPARSE,
     averages,
     cohere_layers,
     write_cohere,
 )
+from jlade.conversion.hf_rotary import FULL
 from jlade.conversion.json_files import Values
 
 MLP = ("gate", "up", "down")
@@ -150,6 +154,11 @@ def _of_all_layers(key: str) -> Callable[[Values], Any]:
         return value[0] if is_one else value
 
     return read
+
+
+def _of_layers(key: str, first: str, rest: str | None = None) -> Callable[[Values], Any]:
+    """Returns the function that reads the types of layers: by default the first one's, and that of the others."""
+    return lambda values: values.get(key, [first, *[rest or first] * (values.size("num_hidden_layers") - 1)])
 
 
 MIXTURES: dict[str, Family] = {
@@ -425,6 +434,58 @@ MIXTURES: dict[str, Family] = {
         rotary="windows",
         tensors=_SHARED_EXPERTS | {"mixture.selection_bias": "mlp.e_score_correction_bias"},
         renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
+    ),
+    "laguna": Family(
+        "LagunaForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            QUERY_HEADS: None,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "partial_rotary_factor": 1.0,  # of a type of layers, within the next
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+            },
+            "sliding_window": 512,
+            "layer_types": None,
+            "gating": True,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "moe_routed_scaling_factor": 1.0,
+            "mlp_layer_types": None,
+        },
+        keys=EXPERT_COUNTS
+        | ATTENTION_BIAS
+        | {"expert_scale": "moe_routed_scaling_factor", "intermediate_size": "shared_expert_intermediate_size"},
+        fixed={"routing": "sigmoids", "selection_bias": True}
+        | {"qk_norm": True, "output_gate": True, "gate_activation": "softplus", "query_heads": read_query_heads}
+        | {"head_gates": lambda values: values.get("gating") != "per-element"},
+        derived={
+            "layer_types": _of_layers("layer_types", FULL),
+            "mlp_layer_types": _of_layers("mlp_layer_types", DENSE, SPARSE),
+        },
+        written=lambda config: {
+            QUERY_HEADS: list(map(config.num_heads_of, range(config.num_layers))),
+            "gating": "per-head" if config.head_gates else "per-element",
+        },
+        only={
+            "gating": (True, "per-head", "per-element"),
+            "moe_apply_router_weight_on_input": (False,),
+            "moe_router_logit_softcapping": (0.0,),
+            "rope_scaling": (None,),
+        },
+        rotary="type",
+        tensors=QWEN_SHARED_EXPERT
+        | {
+            "attention.gate": "self_attn.g_proj.weight",
+            "mixture.selection_bias": "mlp.experts.e_score_correction_bias",
+        },
+        renamed={"mlp.gate.e_score_correction_bias": "mlp.experts.e_score_correction_bias"}
+        | {f"mlp.shared_experts.{name}_proj.weight": f"mlp.shared_expert.{name}_proj.weight" for name in MLP},
+        ignored=("partial_rotary_factor",),
     ),
     "hy_v3": Family(
         "HYV3ForCausalLM",

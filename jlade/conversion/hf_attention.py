@@ -1,5 +1,6 @@
 """Attention in Hugging Face configurations: windows, rotations and scales of layers, heads, latents and multipliers."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from jlade.conversion.family import Family
@@ -27,6 +28,7 @@ GLOBAL_SIZE, GLOBAL_NUMBER, TIED = "global_head_dim", "num_global_key_value_head
 BY_LAYER = "per_layer_config"  # the newer form: an object with the numbers of each layer that differs
 SHARED = "num_kv_shared_layers"
 THETAS = "layer_rope_theta"
+QUERY_HEADS = "num_attention_heads_per_layer"
 _KEYS = ("num_key_value_heads", "head_dim")
 QUERY_RANK, FRACTION = "q_lora_rank", "partial_rotary_factor"
 LATENT = {
@@ -68,7 +70,9 @@ def read_layers(
         # transformers 5 takes the rope_theta of OLMo 3 for the layers without a window alone.
         theta = values.get("rope_local_base_freq", family.reads["rope_theta"])
         of_windows = Values(values.file, dict(values.values) | {"rope_theta": theta})
-        local = read_rotary(of_windows, head_dim, family.rotary, SLIDING).kind
+        of_type = read_rotary(of_windows, head_dim, family.rotary, SLIDING)
+        has_own = FRACTION in family.reads and of_type.dim != read.dim
+        local = dataclasses.replace(of_type.kind, dim=of_type.dim) if has_own else of_type.kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
     if values.get(THETAS) is not None:
         layers = _read_thetas(values, rotary, num_layers)
@@ -120,7 +124,7 @@ def _write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["use_sliding_window"] = window is not None
     if "sliding_window" in reads:
         # Where windows say which layers are rotated, null would say that all are.
-        needs_window = window is None and GLOBAL_SIZE in reads
+        needs_window = window is None and not reads.keys().isdisjoint((GLOBAL_SIZE, QUERY_HEADS))
         is_listed = window is None and family.rotary in OF_WINDOWS and None in config.layer_rotary
         result["sliding_window"] = config.max_positions if is_listed or needs_window else window
     if "layer_types" in reads and "sliding_window" in reads:
@@ -142,6 +146,10 @@ def _write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
                 name: {"rope_type": "default", "rope_theta": kind.theta} | (write_scaling(kind.scaling) or {})
                 for name, kind in kinds.items()
             }
+            if FRACTION in reads:
+                for name, kind in kinds.items():
+                    dim = kind.dim or config.rotary_dim or config.head_dim
+                    result["rope_parameters"][name][FRACTION] = dim / config.head_dim
     return result
 
 
@@ -242,6 +250,25 @@ def _read_by_layer(values: Values, kinds: list[str], heads: Heads) -> Heads:
     if any(len(found) > 1 for found in by_kind.values()):
         raise ValueError(f"{values.file}: {BY_LAYER} must be equal for all layers without a window, and none of others")
     return next(iter(by_kind[FULL]), heads)
+
+
+def read_query_heads(values: Values) -> tuple[int, ...]:
+    """Returns the field `query_heads` of `LlamaConfig`."""
+    number, num_layers, listed = (values.get(key) for key in ("num_attention_heads", "num_hidden_layers", QUERY_HEADS))
+    kv_heads = values.size("num_key_value_heads")
+    if listed is None:
+        return ()
+    if not isinstance(listed, list) or len(listed) != num_layers:
+        raise ValueError(
+            f"{values.file}: {QUERY_HEADS} must list a number for each of {num_layers} layers, got {shown(listed)}"
+        )
+    elements = Values(values.file, {f"{QUERY_HEADS}[{i}]": each for i, each in enumerate(listed)})
+    numbers = tuple(map(elements.size, elements.values))
+    if any(each % kv_heads for each in numbers):
+        raise ValueError(
+            f"{values.file}: {QUERY_HEADS} must have multiples of num_key_value_heads ({kv_heads}), got {shown(listed)}"
+        )
+    return () if set(numbers) == {number} else numbers
 
 
 def read_shared_layers(values: Values, kinds: list[str]) -> int:

@@ -202,7 +202,8 @@ def work(shard: Shard, layout: MeshShape, setting: LookaheadConfig, batch_size: 
     tokens, outputs = share_size(setting, layout.lookahead)
     sizes = [heads.size if c.latent is None else c.latent.key_size for heads in c.heads_by_layer]
     entries = c.entries_by_layer(capacity)
-    scores = 2 * shard.heads * tokens * sum(sizes[i] * (entries[i] + tokens) for i in c.attention_layers)
+    numbers = [shard.heads * c.num_heads_of(i) // c.num_heads for i in range(c.num_layers)]  # on this device
+    scores = 2 * tokens * sum(numbers[i] * sizes[i] * (entries[i] + tokens) for i in c.attention_layers)
     logits = sequences * outputs * shard.vocab_size
     logits_bytes = LOGITS_PASSES * 4 * logits
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)

@@ -195,6 +195,7 @@ class LlamaConfig:
     stop_strings: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # that end a text; they cost no time
     model_type: str | None = None  # of transformers; None for LLaMA, Mistral, Qwen2 and Qwen3: see `family`
 
+    query_heads: tuple[int, ...] = ()  # of each layer; () where all have `num_heads` (Laguna)
     # Where layers differ, those of the layers without a window, whose queries have their size too (Gemma 4)
     global_heads: Heads | None = None
     values_from_keys: bool = False  # in layers without a window, the product that makes the keys is that of the values
@@ -248,6 +249,7 @@ class LlamaConfig:
     recurrent_pre_norms: bool = False  # whether these have norms before alone, whatever others have (OLMo Hybrid)
     recurrent_attention: bool = False  # whether these have attention too, which reads the same norm (Falcon-H1)
     output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
+    gate_activation: str = "sigmoid"  # or "softplus" (Laguna)
     head_gates: bool = False  # whether it is one number for each head (Ling 3, LFM3)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
@@ -328,6 +330,10 @@ class LlamaConfig:
         index = None if self.latent is None else self.latent.index
         return index is not None and layer not in index.shared_layers
 
+    def num_heads_of(self, layer: int) -> int:
+        """Returns the number of heads for queries of a layer."""
+        return self.query_heads[layer] if self.query_heads else self.num_heads
+
     def heads_of(self, layer: int) -> Heads:
         """Returns the heads for keys and values of a layer, with the elements that the cache has of each."""
         if self.latent is not None:
@@ -345,7 +351,9 @@ class LlamaConfig:
     def rotated_by_layer(self) -> tuple[tuple[rotary.Rotary, int] | None, ...]:
         """The rotation of each layer and the elements of a head that it turns, None for no rotation."""
         pairs = zip(self.rotary_by_layer, self.heads_by_layer, strict=True)
-        return tuple(None if kind is None else (kind, self.rotary_dim or heads.size) for kind, heads in pairs)
+        return tuple(
+            None if kind is None else (kind, kind.dim or self.rotary_dim or heads.size) for kind, heads in pairs
+        )
 
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
         """Returns the cache entries of each layer, 0 without attention, for a text of up to `capacity` tokens."""

@@ -53,11 +53,12 @@ def _heads(decoder: Any, params: Any, mesh: Mesh | None) -> list[HeadShape]:
     """Returns the shape of the heads on a device, of each kind and variation."""
     cache = base.cache_shapes(dataclasses.replace(decoder, kv_dtype=None), params, 1, 1)
     dtype = (cache.keys[0] if cache.keys else params.norm).dtype.name  # of queries, keys and values
-    num_heads, shards = decoder.config.num_heads // mesh_lib.size(mesh, *MODEL), mesh_lib.size(mesh, HEADS)
+    c, devices, shards = decoder.config, mesh_lib.size(mesh, *MODEL), mesh_lib.size(mesh, HEADS)
     return [
-        HeadShape(num_heads, heads.number // shards, heads.size, dtype, variation, decoder.kv_dtype)
-        for heads, variations in decoder.config.attention_variations.items()
+        HeadShape(number // devices, heads.number // shards, heads.size, dtype, variation, decoder.kv_dtype)
+        for heads, variations in c.attention_variations.items()
         for variation in variations
+        for number in dict.fromkeys(map(c.num_heads_of, c.attention_layers))
     ]
 
 

@@ -75,10 +75,14 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | Propor
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Base and scaling of the rotations of a layer."""
+    """Base and scaling of the rotations of a layer.
+
+    `dim` is the number of leading elements of a head that are rotated, None for that of the model.
+    """
 
     theta: float
     scaling: Scaling | None = None
+    dim: int | None = None
 
     def rotation(self, positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
         """Returns cosine and sine [B, T, 1, D/2] of each pair's angle at `positions` [B, T], for D = `dim` elements."""

@@ -46,7 +46,7 @@ def can_divide(config: LlamaConfig, shards: int) -> bool:
     """
     numbers = {heads.number for heads in config.heads_by_layer}
     groups = all(number % shards == 0 or (len(numbers) == 1 and shards % number == 0) for number in numbers)
-    others = [config.num_heads, *(number for number, _ in _divided(config))]
+    others = [config.num_heads, *config.query_heads, *(number for number, _ in _divided(config))]
     return groups and not any(number % shards for number in others)
 
 

@@ -119,6 +119,9 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "cohere2_moe": {"norm": "layer", "parallel": True, "interleaved_rotary": True, "intermediate_size": 64}
         | {"sliding_windows": (7, None), "layer_rotary": (Rotary(1e4), None), "dense_layers": (0,), "dense_size": 32}
         | {"averages_mixture": True},
+        "laguna": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "intermediate_size": 64}
+        | {"output_gate": True, "head_gates": True, "gate_activation": "softplus", "query_heads": (4, 8)}
+        | {"dense_layers": (0,), "dense_size": 32},
         "axk1": LATENT
         | {"routing": "sigmoids", "selection_bias": True, "expert_post_norm": True, "intermediate_size": 64}
         | {"dense_layers": (0,), "dense_size": 32},

@@ -68,8 +68,8 @@ class Attention:
     @staticmethod
     def arrays(config: LlamaConfig, layer: int) -> Arrays:
         """Returns the arrays of the part in a layer."""
-        c, heads = config, config.heads_of(layer)
-        queries, keys = c.num_heads * heads.size, heads.number * heads.size
+        c, heads, number = config, config.heads_of(layer), config.num_heads_of(layer)
+        queries, keys = number * heads.size, heads.number * heads.size
         has_key = layer in c.kv_layers
         has_value = has_key and not (c.values_from_keys and c.windows_by_layer[layer] is None)
         has_norm = c.qk_norm and c.qk_norm_kind != "weightless"
@@ -77,13 +77,13 @@ class Attention:
         key_bias = Array((keys,), P(HEADS))
         query_norm, key_norm = {
             "whole": (Array((queries,), P(MODEL)), Array((keys,), P(HEADS))),
-            "each": (Array((c.num_heads, heads.size), P(MODEL)), Array((heads.number, heads.size), P(HEADS))),
+            "each": (Array((number, heads.size), P(MODEL)), Array((heads.number, heads.size), P(HEADS))),
         }.get(c.qk_norm_kind, (Array((heads.size,)),) * 2)
         return {
             "query": by_outputs(queries, c.hidden_size),
             "key": key if has_key else None,
             "value": key if has_value else None,
-            "gate": by_outputs(c.num_heads if c.head_gates else queries, c.hidden_size) if c.output_gate else None,
+            "gate": by_outputs(number if c.head_gates else queries, c.hidden_size) if c.output_gate else None,
             "output": by_inputs(c.hidden_size, queries),
             "query_bias": Array((queries,), P(MODEL)) if c.qkv_bias else None,
             "key_bias": key_bias if c.qkv_bias and has_key else None,
@@ -91,7 +91,7 @@ class Attention:
             "output_bias": Array((c.hidden_size,)) if c.attention_output_bias else None,
             "query_norm": query_norm if has_norm else None,
             "key_norm": key_norm if has_norm and has_key else None,
-            "sinks": Array((c.num_heads,), P(MODEL)) if c.sinks else None,
+            "sinks": Array((number,), P(MODEL)) if c.sinks else None,
         }
 
     def project(self, normed: jax.Array, context: Context, decoder: "Llama") -> list[jax.Array]:
@@ -167,7 +167,9 @@ def mix(
         mixed = attention.values(mixed)
     mixed = mixed.reshape(*normed.shape[:2], -1)
     if attention.gate is not None:
-        gate = jax.nn.sigmoid(linear(normed, attention.gate))
+        gate = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus}[c.gate_activation](
+            linear(normed, attention.gate)
+        )
         mixed *= jnp.repeat(gate, mixed.shape[-1] // gate.shape[-1], axis=-1) if c.head_gates else gate
     joined = sum_linear(mixed, attention.output, attention.output_bias, decoder.axes)
     return scale(joined, c.multipliers.attention_output), kept, choice
