@@ -362,6 +362,12 @@ ROWS = {
         "Laguna",
         EXPERTS | {"shared_expert_intermediate_size": 20, "gating": "per-element", "num_key_value_heads": 1},
     ),
+    "mimo_v2_flash": (
+        "MiMoV2Flash",
+        ROUTED
+        | {"head_dim": 12, "v_head_dim": 8, "attention_value_scale": 0.6}
+        | {"num_hidden_layers": 3, "layer_types": ["full_attention", *SLIDING], "sliding_window": 7},
+    ),
     "axk1": ("AXK1", LATENT | {"n_group": 4, "topk_group": 2, "mlp_layer_types": ["dense", "sparse"]}),
     "gpt_oss": (
         "GptOss",

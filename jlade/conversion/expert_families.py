@@ -19,7 +19,7 @@ from jlade.conversion.dense_families import (
     QWEN,
 )
 from jlade.conversion.family import JOINED_EXPERTS, Family
-from jlade.conversion.hf_attention import QUERY_HEADS, read_query_heads
+from jlade.conversion.hf_attention import QUERY_HEADS, VALUE_SCALE, read_query_heads, read_value_size
 from jlade.conversion.hf_mixtures import (
     AVERAGE,
     COMBINED,
@@ -33,8 +33,9 @@ from jlade.conversion.hf_mixtures import (
     cohere_layers,
     write_cohere,
 )
-from jlade.conversion.hf_rotary import FULL
+from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.conversion.json_files import Values
+from jlade.models.architecture import Multipliers
 
 MLP = ("gate", "up", "down")
 GRANITE_EXPERTS = {
@@ -159,6 +160,18 @@ def _of_all_layers(key: str) -> Callable[[Values], Any]:
 def _of_layers(key: str, first: str, rest: str | None = None) -> Callable[[Values], Any]:
     """Returns the function that reads the types of layers: by default the first one's, and that of the others."""
     return lambda values: values.get(key, [first, *[rest or first] * (values.size("num_hidden_layers") - 1)])
+
+
+def _mimo_window(values: Values) -> int:
+    """Returns the window of MiMo V2: one more than the key of published files has."""
+    size = values.get("sliding_window_size")
+    return values.size("sliding_window") if size is None else values.size("sliding_window_size") + 1
+
+
+def _mimo_layers(values: Values) -> Any:
+    """Returns the types of the layers of MiMo V2, which its configuration may leave out."""
+    layers = range(values.size("num_hidden_layers"))
+    return values.get("layer_types", [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in layers])
 
 
 MIXTURES: dict[str, Family] = {
@@ -485,6 +498,52 @@ MIXTURES: dict[str, Family] = {
         },
         renamed={"mlp.gate.e_score_correction_bias": "mlp.experts.e_score_correction_bias"}
         | {f"mlp.shared_experts.{name}_proj.weight": f"mlp.shared_expert.{name}_proj.weight" for name in MLP},
+        ignored=("partial_rotary_factor",),
+    ),
+    "mimo_v2_flash": Family(
+        "MiMoV2FlashForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 192,
+            "v_head_dim": 128,
+            VALUE_SCALE: 0.707,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "partial_rotary_factor": 0.334,  # of a type of layers, within the next
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.334},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.334},
+            },
+            "sliding_window": 129,
+            "sliding_window_size": None,  # one less, of published files
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+        },
+        keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias"},
+        fixed=DEEPSEEK_FIXED
+        | {"float32_router": True, "sinks": True, "window_sinks": True, "value_size": read_value_size}
+        | {"multipliers": lambda values: Multipliers(attention_output=values.number(VALUE_SCALE, 1.0))},
+        derived={
+            "num_key_value_heads": lambda values: 2 * values.size("num_key_value_heads"),  # of layers with windows
+            "sliding_window": _mimo_window,
+            "layer_types": _mimo_layers,
+            "mlp_layer_types": _of_layers("mlp_layer_types", DENSE, SPARSE),
+            "routed_scaling_factor": lambda values: values.get("routed_scaling_factor", 1.0),
+        },
+        written=lambda config: {
+            "num_key_value_heads": config.num_kv_heads // 2,
+            "v_head_dim": config.value_size or config.head_dim,
+            VALUE_SCALE: config.multipliers.attention_output,
+        },
+        only={"n_group": (1,), "topk_group": (1,), "rope_scaling": (None,)},
+        rotary="type",
+        tensors={"attention.sinks": "self_attn.attention_sink_bias"},
+        renamed={"self_attn.sinks": "self_attn.attention_sink_bias"},
         ignored=("partial_rotary_factor",),
     ),
     "hy_v3": Family(

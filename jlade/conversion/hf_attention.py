@@ -29,6 +29,7 @@ BY_LAYER = "per_layer_config"  # the newer form: an object with the numbers of e
 SHARED = "num_kv_shared_layers"
 THETAS = "layer_rope_theta"
 QUERY_HEADS = "num_attention_heads_per_layer"
+VALUE_SCALE = "attention_value_scale"
 _KEYS = ("num_key_value_heads", "head_dim")
 QUERY_RANK, FRACTION = "q_lora_rank", "partial_rotary_factor"
 LATENT = {
@@ -124,7 +125,7 @@ def _write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["use_sliding_window"] = window is not None
     if "sliding_window" in reads:
         # Where windows say which layers are rotated, null would say that all are.
-        needs_window = window is None and not reads.keys().isdisjoint((GLOBAL_SIZE, QUERY_HEADS))
+        needs_window = window is None and not reads.keys().isdisjoint((GLOBAL_SIZE, QUERY_HEADS, VALUE_SCALE))
         is_listed = window is None and family.rotary in OF_WINDOWS and None in config.layer_rotary
         result["sliding_window"] = config.max_positions if is_listed or needs_window else window
     if "layer_types" in reads and "sliding_window" in reads:
@@ -214,6 +215,8 @@ def read_windows(values: Values, num_layers: int) -> Windows:
 
 def read_global_heads(values: Values, kinds: list[str], heads: Heads) -> Heads | None:
     """Returns the field `global_heads` of `LlamaConfig`, given the kinds of layers and the heads where windows are."""
+    if VALUE_SCALE in values.values:  # MiMo V2, whose layers with windows have twice as many
+        return Heads(heads.number // 2, heads.size)
     if GLOBAL_SIZE not in values.values:
         return None
     if values.get(BY_LAYER) is None:
@@ -269,6 +272,14 @@ def read_query_heads(values: Values) -> tuple[int, ...]:
             f"{values.file}: {QUERY_HEADS} must have multiples of num_key_value_heads ({kv_heads}), got {shown(listed)}"
         )
     return () if set(numbers) == {number} else numbers
+
+
+def read_value_size(values: Values) -> int | None:
+    """Returns the field `value_size` of `LlamaConfig`."""
+    size, head_dim = values.size("v_head_dim"), values.size("head_dim")
+    if size > head_dim:
+        raise ValueError(f"{values.file}: v_head_dim must be up to head_dim, {head_dim}, got {size}")
+    return None if size == head_dim else size
 
 
 def read_shared_layers(values: Values, kinds: list[str]) -> int:

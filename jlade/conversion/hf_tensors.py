@@ -43,7 +43,7 @@ TEXT_PARTS = ("language_model.", "text_model.", "llm.")  # names of the text par
 BODIES = ("model.", "backbone.")  # names of what a text part has besides its output matrix
 # transformers 5.24 writes layers of some text parts with the names of another part's: of Kimi K2.5 and Qianfan-OCR.
 LAYERS_OF_OTHERS = ("model.blocks.", "model.encoder.layers.")
-PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
+PREDICTORS = ("mtp.", "model.mtp.")  # begin the names of layers that predict further tokens (Qwen3-Next, MiMo V2)
 # Ends of names of tensors with axes of one element that their arrays lack: [channels, 1, taps], [1, N], [1, 1, H, 1]
 MORE_AXES = {
     "conv1d.weight": (1,),
@@ -143,7 +143,7 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
             for layers in LAYERS_OF_OTHERS:
                 own = own.replace(layers, "model.layers.", 1) if own.startswith(layers) else own
             renamed[own] = tensor
-        elif name.startswith(("lm_head.", PREDICTORS)):
+        elif name.startswith(("lm_head.", *PREDICTORS)):
             renamed[name] = tensor
     if any(name.startswith(BODIES) for name in renamed):
         return renamed

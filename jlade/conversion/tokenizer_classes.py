@@ -16,9 +16,9 @@ from jlade.conversion.gguf_tokenizer import SPACE
 # files name. For other families it takes the class that they name.
 FAMILIES = {
     "": "ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glmasr got_ocr2 gpt_bigcode granite "
-    "granitemoe granitemoehybrid granitemoeshared kimi_k25 kimi_linear llava llava_next minicpm_ocr minicpmv4_6 "
-    "minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 olmo_hybrid omniasr "
-    "phi3 phimoe smolvlm stablelm vipllava voxtral",
+    "granitemoe granitemoehybrid granitemoeshared kimi_k25 kimi_linear llava llava_next mimo_v2_flash minicpm_ocr "
+    "minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 "
+    "olmo_hybrid omniasr phi3 phimoe smolvlm stablelm vipllava voxtral",
     "CohereTokenizer": "aya_vision cohere cohere2",
     "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text shieldgemma2",
     "GPT2Tokenizer": "gpt2 phi starcoder2",

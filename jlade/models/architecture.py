@@ -195,6 +195,8 @@ class LlamaConfig:
     stop_strings: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # that end a text; they cost no time
     model_type: str | None = None  # of transformers; None for LLaMA, Mistral, Qwen2 and Qwen3: see `family`
 
+    # Elements of a value, where the cache pads them to those of a key; None for as many (MiMo V2)
+    value_size: int | None = None
     query_heads: tuple[int, ...] = ()  # of each layer; () where all have `num_heads` (Laguna)
     # Where layers differ, those of the layers without a window, whose queries have their size too (Gemma 4)
     global_heads: Heads | None = None
@@ -263,6 +265,7 @@ class LlamaConfig:
     # Of the scores, None for the inverse root of `head_dim`, of a query's size before it meets latents (Granite)
     attention_scale: float | None = None
     sinks: bool = False  # whether each head has a score that joins the softmax for no token (GPT-OSS)
+    window_sinks: bool = False  # whether heads of layers with windows alone have it (MiMo V2)
     attention_cap: float | None = None  # bounds the scores by a tanh (Gemma 2)
     logit_cap: float | None = None  # bounds the logits by a tanh (Gemma 2)
     embedding_scale: float = 1.0  # Gemma, Granite
@@ -324,6 +327,10 @@ class LlamaConfig:
         num_own, windows = self.num_layers - self.shared_kv_layers, self.windows_by_layer
         last = {window is None: i for i, window in enumerate(windows[:num_own])}
         return (*range(num_own), *(last[window is None] for window in windows[num_own:]))
+
+    def has_sinks(self, layer: int) -> bool:
+        """Whether each head of a layer has a score that joins the softmax for no token."""
+        return self.sinks and not (self.window_sinks and self.windows_by_layer[layer] is None)
 
     def has_index(self, layer: int) -> bool:
         """Whether a layer has an index of the tokens that are seen."""
@@ -424,6 +431,7 @@ class LlamaConfig:
         """The different variations of attention of the layers with the same heads."""
         has_cap, by_heads = self.attention_cap is not None, dict[Heads, dict[Variation, None]]()
         has_choice = self.latent is not None and self.latent.index is not None
-        for heads, window in zip(self.heads_by_layer, self.windows_by_layer, strict=True):
-            by_heads.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks, has_choice)] = None
+        for layer, (heads, window) in enumerate(zip(self.heads_by_layer, self.windows_by_layer, strict=True)):
+            variation = Variation(window is not None, has_cap, self.has_sinks(layer), has_choice)
+            by_heads.setdefault(heads, {})[variation] = None
         return {heads: tuple(variations) for heads, variations in by_heads.items()}

@@ -22,6 +22,7 @@ from jlade.models.architecture import (
     Heads,
     IndexSizes,
     Latent,
+    Multipliers,
     Recurrence,
 )
 from jlade.models.llama import LlamaConfig, init_params, quantize
@@ -122,6 +123,10 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "laguna": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "intermediate_size": 64}
         | {"output_gate": True, "head_gates": True, "gate_activation": "softplus", "query_heads": (4, 8)}
         | {"dense_layers": (0,), "dense_size": 32},
+        "mimo_v2_flash": {"routing": "sigmoids", "selection_bias": True, "float32_router": True, "norm_eps": 1e-5}
+        | {"num_heads": 8, "num_kv_heads": 8, "global_heads": Heads(4, 8), "value_size": 6, "rope_theta": 5e5}
+        | {"sliding_windows": (7, None), "layer_rotary": (Rotary(1e4), Rotary(5e5)), "sinks": True}
+        | {"window_sinks": True, "multipliers": Multipliers(attention_output=0.6)},
         "axk1": LATENT
         | {"routing": "sigmoids", "selection_bias": True, "expert_post_norm": True, "intermediate_size": 64}
         | {"dense_layers": (0,), "dense_size": 32},

@@ -50,16 +50,16 @@ class Context(NamedTuple):
 
 @flax.struct.dataclass(kw_only=True)
 class Attention:
-    """Attention of H heads for queries and KH for keys and values, of D elements."""
+    """Attention of H heads for queries and KH for keys and values, of D elements, or of V for values."""
 
     query: Matrix  # [H * D, E]
     key: Matrix | None = None  # [KH * D, E], None where an earlier layer's keys are read
-    value: Matrix | None = None  # [KH * D, E], None too where `key` makes the values
+    value: Matrix | None = None  # [KH * V, E], None too where `key` makes the values
     gate: Matrix | None = None  # [H * D, E], or [H, E], None for models without
-    output: Matrix  # [E, H * D]
+    output: Matrix  # [E, H * V]
     query_bias: jax.Array | None = None  # [H * D]
     key_bias: jax.Array | None = None  # [KH * D]
-    value_bias: jax.Array | None = None  # [KH * D]
+    value_bias: jax.Array | None = None  # [KH * V]
     output_bias: jax.Array | None = None  # [E]
     query_norm: jax.Array | None = None  # [D], of each head, [H, D] or [H * D]
     key_norm: jax.Array | None = None  # [D], of each head, [KH, D] or [KH * D]
@@ -69,12 +69,14 @@ class Attention:
     def arrays(config: LlamaConfig, layer: int) -> Arrays:
         """Returns the arrays of the part in a layer."""
         c, heads, number = config, config.heads_of(layer), config.num_heads_of(layer)
-        queries, keys = number * heads.size, heads.number * heads.size
+        queries, keys, value_size = number * heads.size, heads.number * heads.size, c.value_size or heads.size
         has_key = layer in c.kv_layers
         has_value = has_key and not (c.values_from_keys and c.windows_by_layer[layer] is None)
         has_norm = c.qk_norm and c.qk_norm_kind != "weightless"
-        key = by_outputs(keys, c.hidden_size)._replace(spec=P(HEADS))
-        key_bias = Array((keys,), P(HEADS))
+        key, value = (
+            by_outputs(rows, c.hidden_size)._replace(spec=P(HEADS)) for rows in (keys, heads.number * value_size)
+        )
+        key_bias, value_bias = (Array(matrix.shape[:1], P(HEADS)) for matrix in (key, value))
         query_norm, key_norm = {
             "whole": (Array((queries,), P(MODEL)), Array((keys,), P(HEADS))),
             "each": (Array((number, heads.size), P(MODEL)), Array((heads.number, heads.size), P(HEADS))),
@@ -82,16 +84,16 @@ class Attention:
         return {
             "query": by_outputs(queries, c.hidden_size),
             "key": key if has_key else None,
-            "value": key if has_value else None,
+            "value": value if has_value else None,
             "gate": by_outputs(number if c.head_gates else queries, c.hidden_size) if c.output_gate else None,
-            "output": by_inputs(c.hidden_size, queries),
+            "output": by_inputs(c.hidden_size, number * value_size),
             "query_bias": Array((queries,), P(MODEL)) if c.qkv_bias else None,
             "key_bias": key_bias if c.qkv_bias and has_key else None,
-            "value_bias": key_bias if c.qkv_bias and has_value else None,
+            "value_bias": value_bias if c.qkv_bias and has_value else None,
             "output_bias": Array((c.hidden_size,)) if c.attention_output_bias else None,
             "query_norm": query_norm if has_norm else None,
             "key_norm": key_norm if has_norm and has_key else None,
-            "sinks": Array((number,), P(MODEL)) if c.sinks else None,
+            "sinks": Array((number,), P(MODEL)) if c.has_sinks(layer) else None,
         }
 
     def project(self, normed: jax.Array, context: Context, decoder: "Llama") -> list[jax.Array]:
@@ -108,17 +110,22 @@ class Attention:
         def norms(*kinds: str) -> tuple[jax.Array | None, jax.Array | None]:
             return (self.query_norm, self.key_norm) if c.qk_norm_kind in kinds else (None, None)
 
-        def project(weight: Matrix, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
+        def project(
+            weight: Matrix, bias: jax.Array | None, whole_norm: jax.Array | None = None, size: int = head_dim
+        ) -> jax.Array:
             product = linear(inputs, weight, bias)
             bounded = product if c.qkv_bound is None else jnp.clip(product, -c.qkv_bound, c.qkv_bound)
-            return split_heads(norm(bounded, whole_norm, decoder.axes), head_dim)
+            return split_heads(norm(bounded, whole_norm, decoder.axes), size)
 
         of_queries, of_keys = norms("whole")
         turned = [project(self.query, self.query_bias, of_queries)]  # queries, and keys where the layer has its own
         values = []
         if self.key is not None:
             turned.append(scale(project(self.key, self.key_bias, of_keys), c.multipliers.key))
-            values = [turned[1] if self.value is None else project(self.value, self.value_bias)]
+            size = c.value_size or head_dim
+            values = [turned[1] if self.value is None else project(self.value, self.value_bias, size=size)]
+            if size < head_dim:
+                values = [jnp.pad(values[0], [(0, 0)] * 3 + [(0, head_dim - size)])]
         turned = list(map(norm, turned, norms("head", "each")))
         if context.rotation is not None:
             turned = [rotary.rotate(x, context.rotation, c.interleaved_rotary) for x in turned]
@@ -165,6 +172,8 @@ def mix(
     mixed = attend(operands, window, decoder.attention, c.score_scale, c.attention_cap, split)
     if isinstance(attention, LatentAttention):
         mixed = attention.values(mixed)
+    if c.value_size is not None:
+        mixed = mixed[..., : c.value_size]
     mixed = mixed.reshape(*normed.shape[:2], -1)
     if attention.gate is not None:
         gate = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus}[c.gate_activation](
