@@ -23,6 +23,8 @@ AFTER_GATE, BEFORE_GATE = "after_gate", "before_gate"  # places of the norm of M
 # and a product (GPT-OSS)
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "xielu", "clipped_silu")
 
+GATES = ("sigmoid", "softplus")  # functions of `jax.nn`, of the gates of attention (Qwen3-Next, Laguna)
+
 
 class Heads(NamedTuple):
     """Heads for keys and values."""
@@ -250,8 +252,8 @@ class LlamaConfig:
     recurrence: Recurrence | None = None  # of these
     recurrent_pre_norms: bool = False  # whether these have norms before alone, whatever others have (OLMo Hybrid)
     recurrent_attention: bool = False  # whether these have attention too, which reads the same norm (Falcon-H1)
-    output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
-    gate_activation: str = "sigmoid"  # or "softplus" (Laguna)
+    output_gate: bool = False  # whether a product, after an activation, weighs the output of attention (Qwen3-Next)
+    gate_activation: str = "sigmoid"  # one of `GATES`, of that product
     head_gates: bool = False  # whether it is one number for each head (Ling 3, LFM3)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
@@ -275,6 +277,7 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         choices = {"norm": NORMS, "qk_norm_kind": QK_NORMS, "activation": ACTIVATIONS, "routing": ROUTINGS}
+        choices["gate_activation"] = GATES
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")

@@ -176,9 +176,7 @@ def mix(
         mixed = mixed[..., : c.value_size]
     mixed = mixed.reshape(*normed.shape[:2], -1)
     if attention.gate is not None:
-        gate = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus}[c.gate_activation](
-            linear(normed, attention.gate)
-        )
+        gate = getattr(jax.nn, c.gate_activation)(linear(normed, attention.gate))
         mixed *= jnp.repeat(gate, mixed.shape[-1] // gate.shape[-1], axis=-1) if c.head_gates else gate
     joined = sum_linear(mixed, attention.output, attention.output_bias, decoder.axes)
     return scale(joined, c.multipliers.attention_output), kept, choice
