@@ -121,12 +121,8 @@ GRANITE = {
     "attention_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
-GRANITE_WINDOWS = LISTED | {
-    "sliding_window": 128,
-    "sliding_window_pattern": 4,
-    "sliding_window_offset": 4,  # the first layer of four has no window, not the last
-    "layer_rope_theta": None,
-}
+_FIRST_OF_FOUR = {"sliding_window_pattern": 4, "sliding_window_offset": 4}  # has no window, not the last one
+GRANITE_WINDOWS = LISTED | _FIRST_OF_FOUR | {"sliding_window": 128, "layer_rope_theta": None}
 GRANITE_KEYS = ATTENTION_BIAS | {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -668,8 +664,7 @@ DENSE: dict[str, Family] = {
             "max_position_embeddings": 131072,
             "sliding_window": 8192,
             "layer_types": None,
-            "sliding_window_pattern": 4,
-            "sliding_window_offset": 4,  # the first layer of four has no window, not the last
+            **_FIRST_OF_FOUR,
         },
         keys={"mlp_bias": "mlp_bias"},
         ignored=("sliding_window_pattern",),

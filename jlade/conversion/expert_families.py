@@ -18,7 +18,7 @@ from jlade.conversion.dense_families import (
     POST_NORMS,
     QWEN,
 )
-from jlade.conversion.family import JOINED_EXPERTS, Family
+from jlade.conversion.family import JOINED_EXPERTS, Family, by_layer
 from jlade.conversion.hf_attention import QUERY_HEADS, VALUE_SCALE, read_query_heads, read_value_size
 from jlade.conversion.hf_mixtures import (
     AVERAGE,
@@ -72,7 +72,8 @@ QWEN_SHARED_EXPERT = {f"mlp.{name}": f"mlp.shared_expert.{name}_proj.weight" for
 _GROUPS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _DEEPSEEK = _GROUPS | {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
 _DEEPSEEK_KEYS = QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"}
-DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
+_SIGMOIDS = {"routing": "sigmoids", "selection_bias": True}
+DEEPSEEK_FIXED = _EXPERTS_ALONE | _SIGMOIDS
 _SHARED_EXPERTS = {f"mlp.{name}": f"mlp.shared_experts.{name}_proj.weight" for name in MLP}
 
 # Multi-head latent attention; see `hf_latent`. Published files have more keys than transformers reads.
@@ -157,21 +158,15 @@ def _of_all_layers(key: str) -> Callable[[Values], Any]:
     return read
 
 
-def _of_layers(key: str, first: str, rest: str | None = None) -> Callable[[Values], Any]:
-    """Returns the function that reads the types of layers: by default the first one's, and that of the others."""
-    return lambda values: values.get(key, [first, *[rest or first] * (values.size("num_hidden_layers") - 1)])
-
-
 def _mimo_window(values: Values) -> int:
     """Returns the window of MiMo V2: one more than the key of published files has."""
     size = values.get("sliding_window_size")
     return values.size("sliding_window") if size is None else values.size("sliding_window_size") + 1
 
 
-def _mimo_layers(values: Values) -> Any:
-    """Returns the types of the layers of MiMo V2, which its configuration may leave out."""
-    layers = range(values.size("num_hidden_layers"))
-    return values.get("layer_types", [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in layers])
+def _first_dense(layer: int) -> str:
+    """Returns the type of an MLP: experts, but in the first layer."""
+    return SPARSE if layer else DENSE
 
 
 MIXTURES: dict[str, Family] = {
@@ -473,12 +468,12 @@ MIXTURES: dict[str, Family] = {
         keys=EXPERT_COUNTS
         | ATTENTION_BIAS
         | {"expert_scale": "moe_routed_scaling_factor", "intermediate_size": "shared_expert_intermediate_size"},
-        fixed={"routing": "sigmoids", "selection_bias": True}
+        fixed=_SIGMOIDS
         | {"qk_norm": True, "output_gate": True, "gate_activation": "softplus", "query_heads": read_query_heads}
         | {"head_gates": lambda values: values.get("gating") != "per-element"},
         derived={
-            "layer_types": _of_layers("layer_types", FULL),
-            "mlp_layer_types": _of_layers("mlp_layer_types", DENSE, SPARSE),
+            "layer_types": by_layer("layer_types", lambda i: FULL),
+            "mlp_layer_types": by_layer("mlp_layer_types", _first_dense),
         },
         written=lambda config: {
             QUERY_HEADS: list(map(config.num_heads_of, range(config.num_layers))),
@@ -531,8 +526,8 @@ MIXTURES: dict[str, Family] = {
         derived={
             "num_key_value_heads": lambda values: 2 * values.size("num_key_value_heads"),  # of layers with windows
             "sliding_window": _mimo_window,
-            "layer_types": _mimo_layers,
-            "mlp_layer_types": _of_layers("mlp_layer_types", DENSE, SPARSE),
+            "layer_types": by_layer("layer_types", lambda i: FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING),
+            "mlp_layer_types": by_layer("mlp_layer_types", _first_dense),
             "routed_scaling_factor": lambda values: values.get("routed_scaling_factor", 1.0),
         },
         written=lambda config: {

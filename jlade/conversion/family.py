@@ -40,6 +40,11 @@ JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def by_layer(key: str, default: Callable[[int], Any]) -> Callable[[Values], Any]:
+    """Returns the function that reads a list of a value for each layer, by default `default` of the layer's number."""
+    return lambda values: values.get(key, [default(i) for i in range(values.size("num_hidden_layers"))])
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A `model_type` of transformers.

@@ -173,12 +173,7 @@ def _read_turned(values: Values, num_layers: int) -> list[bool]:
 
 def _read_thetas(values: Values, rotary: Rotary, num_layers: int) -> Rotations:
     """Returns the rotation of each layer by its own base, which is 0 for none."""
-    thetas = values.get(THETAS)
-    if not isinstance(thetas, list) or len(thetas) != num_layers:
-        raise ValueError(
-            f"{values.file}: {THETAS} must list a base for each of {num_layers} layers, got {shown(thetas)}"
-        )
-    bases = Values(values.file, {f"{THETAS}[{i}]": theta for i, theta in enumerate(thetas)})
+    bases = values.elements(THETAS, values.get(THETAS), num_layers, f"a base for each of {num_layers} layers")
     return tuple(
         None if theta == 0 else Rotary(bases.number(key), rotary.scaling) for key, theta in bases.values.items()
     )
@@ -257,21 +252,17 @@ def _read_by_layer(values: Values, kinds: list[str], heads: Heads) -> Heads:
 
 def read_query_heads(values: Values) -> tuple[int, ...]:
     """Returns the field `query_heads` of `LlamaConfig`."""
-    number, num_layers, listed = (values.get(key) for key in ("num_attention_heads", "num_hidden_layers", QUERY_HEADS))
+    listed, num_layers = values.get(QUERY_HEADS), values.size("num_hidden_layers")
     kv_heads = values.size("num_key_value_heads")
     if listed is None:
         return ()
-    if not isinstance(listed, list) or len(listed) != num_layers:
-        raise ValueError(
-            f"{values.file}: {QUERY_HEADS} must list a number for each of {num_layers} layers, got {shown(listed)}"
-        )
-    elements = Values(values.file, {f"{QUERY_HEADS}[{i}]": each for i, each in enumerate(listed)})
+    elements = values.elements(QUERY_HEADS, listed, num_layers, f"a number for each of {num_layers} layers")
     numbers = tuple(map(elements.size, elements.values))
     if any(each % kv_heads for each in numbers):
         raise ValueError(
             f"{values.file}: {QUERY_HEADS} must have multiples of num_key_value_heads ({kv_heads}), got {shown(listed)}"
         )
-    return () if set(numbers) == {number} else numbers
+    return () if set(numbers) == {values.size("num_attention_heads")} else numbers
 
 
 def read_value_size(values: Values) -> int | None:
@@ -392,9 +383,7 @@ def read_multipliers(values: Values, family: Family) -> dict[str, Multipliers]:
     read = {field: values.number(key) for key, field in MULTIPLIERS.items()}
     for key, fields in LISTS.items():
         listed = values.get(key, [1.0] * len(fields))
-        if not isinstance(listed, list) or len(listed) != len(fields):
-            raise ValueError(f"{values.file}: {key} must list {len(fields)} positive numbers, got {shown(listed)}")
-        elements = Values(values.file, {f"{key}[{i}]": number for i, number in enumerate(listed)})
+        elements = values.elements(key, listed, len(fields), f"{len(fields)} positive numbers")
         read |= zip(fields, map(elements.number, elements.values), strict=True)
     return {"multipliers": Multipliers(**read)}
 

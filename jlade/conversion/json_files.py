@@ -88,6 +88,12 @@ class Values:
             raise ValueError(f"{self.file}: {key} must be true or false, got {shown(value)}")
         return value
 
+    def elements(self, key: str, listed: Any, number: int, wanted: str) -> "Values":
+        """Returns the elements of a list of some number by their places, such as "key[0]"; `wanted` is for messages."""
+        if not isinstance(listed, list) or len(listed) != number:
+            raise ValueError(f"{self.file}: {key} must list {wanted}, got {shown(listed)}")
+        return Values(self.file, {f"{key}[{i}]": element for i, element in enumerate(listed)})
+
     def check_layers(self, key: str, kinds: Any, accepted: Collection[str], num_layers: int) -> None:
         """Raises unless `kinds` lists one of the accepted names for each layer."""
         if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in accepted for kind in kinds):

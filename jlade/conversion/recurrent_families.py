@@ -23,7 +23,7 @@ from jlade.conversion.expert_families import (
     QWEN_EXPERTS,
     QWEN_SHARED_EXPERT,
 )
-from jlade.conversion.family import Family
+from jlade.conversion.family import Family, by_layer
 from jlade.conversion.hf_attention import MULTIPLIER_DEFAULTS
 from jlade.conversion.hf_channel_delta import HEADS, OF_LING, SIZE, TAPS
 from jlade.conversion.hf_mixtures import listed_layers
@@ -221,11 +221,9 @@ def _if_mixture(key: str) -> Callable[[Values], int]:
     return lambda values: 0 if values.get("num_local_experts", 0) == 0 else values.size(key)
 
 
-def _lfm3_layers(values: Values) -> Any:
-    """Returns the types of the layers of LFM3, which its configuration may leave out."""
-    kinds = {0: SLIDING, 2: FULL}
-    default = [kinds.get(i % 4, CONV) if i else CONV for i in range(values.size("num_hidden_layers"))]
-    return values.get("layer_types", default)
+def _lfm3_layer(layer: int) -> str:
+    """Returns the type of a layer of LFM3, where its configuration does not list them."""
+    return {0: SLIDING, 2: FULL}.get(layer % 4, CONV) if layer else CONV
 
 
 def _bamba_layers(values: Values) -> list[str]:
@@ -472,7 +470,7 @@ RECURRENT: dict[str, Family] = {
         keys=ATTENTION_BIAS
         | {"norm_eps": "norm_eps", "post_norms": "use_sandwich_norm", "output_gate": "use_attention_gate"},
         fixed={"qk_norm": True, "head_gates": lambda values: values.boolean("use_attention_gate")},
-        derived={"layer_types": _lfm3_layers},
+        derived={"layer_types": by_layer("layer_types", _lfm3_layer)},
         only={"conv_bias": (False,), "rope_scaling": (None,)},
         rotary="type",
         tensors={path: name for path, name in _LFM2_TENSORS.items() if not path.startswith("attention.")}

@@ -15,10 +15,9 @@ class Array(NamedTuple):
     Attributes:
       shape: of the whole array.
       spec: its division on a mesh.
-      may_round: whether `jlade.models.llama.quantize` holds it in few bits; norms, biases, routers and
-        indices keep their dtype.
-      is_exact: whether it is float32 in a model of any dtype: rounding would choose other experts
-        or tokens.
+      may_round: whether `jlade.models.llama.quantize` holds it in few bits; norms, biases, routers and indices keep
+        their dtype.
+      is_exact: whether it is float32 in a model of any dtype: rounding would choose other experts or tokens.
       fill: the value of all elements in random parameters; None for random ones.
     """
 
