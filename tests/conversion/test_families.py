@@ -72,6 +72,22 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
 
 
 REFUSED = {  # by model_type: keys of config.json, and the message
+    "granite_swa": [
+        ({"layer_rope_theta": [1e4]}, "layer_rope_theta must list a base for each of 2 layers, got"),
+        ({"layer_rope_theta": [1e4, -1]}, r"layer_rope_theta\[1\] must be a positive number, got -1"),
+    ],
+    "laguna": [
+        (
+            {"num_attention_heads_per_layer": [8]},
+            "num_attention_heads_per_layer must list a number for each of 2 layers",
+        ),
+        ({"num_attention_heads_per_layer": [8, 7]}, "num_attention_heads_per_layer must have multiples of num_key_va"),
+        ({"gating": False}, "gating is False; supported is True or 'per-head' or 'per-element'"),
+    ],
+    "mimo_v2_flash": [({"v_head_dim": 193}, "v_head_dim must be up to head_dim, 192, got 193")],
+    "gpt2": [
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; supported is False")
+    ],
     "gemma": [({"hidden_act": "silu"}, "hidden_act is 'silu'; supported is 'gelu_pytorch_tanh' or 'gelu'")],
     "gemma2": [
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True; supported is False"),
